@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from snapmgr.backup.run import backup
 from snapmgr.contract.errors import LaterStepError, ShortOfSpaceError, SnapmgrError, VerificationError
 from snapmgr.keep.prune import Pruned, prune
-from snapmgr.verify.run import verify
+from snapmgr.verify.run import incomplete, verify
 
 if TYPE_CHECKING:
     from snapmgr.catalog.manifest import Manifest, Verification
@@ -31,8 +31,18 @@ def run_job(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> O
     """Back up `job`, then verify and prune as requested; an error becomes part of the outcome, not an exception.
 
     Without enough free space for the backup, `with_prune` prunes before it. A failed verification keeps the snapshot
-    and prevents pruning: then the older snapshots are the ones to rely on.
+    and prevents pruning: then the older snapshots are the ones to rely on. A partial one is an error, too, but the
+    prune goes on. While another run of the job is active, until its last step has ended, the outcome is BusyError.
     """
+    try:
+        ctx.catalog.make()
+        with ctx.catalog.run_lock(job.name):
+            return _run(ctx, job, with_verify=with_verify, with_prune=with_prune)
+    except SnapmgrError as error:
+        return Outcome(job=job.name, error=error)
+
+
+def _run(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> Outcome:
     manifest: Manifest | None = None
     verification: Verification | None = None
     pruned: Pruned | None = None
@@ -51,6 +61,8 @@ def run_job(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> O
             manifest, failure = ctx.catalog.load(error.snapshot_id).manifest, error
         if with_verify:
             verification = verify(ctx, ctx.catalog.load(manifest.id), job.verify)
+            if (missing := incomplete(manifest, verification)) is not None:
+                failure = _noted(ctx, failure, missing, manifest)
         if with_prune:
             first = pruned.deleted if pruned is not None else ()
             pruned = prune(ctx, job)
@@ -58,9 +70,7 @@ def run_job(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> O
             if pruned.failures:
                 raise pruned.failures[0]
     except (SnapmgrError, OSError) as error:
-        if failure is not None:
-            ctx.tell(f"warning: {failure.message}")
-        failure = _with_snapshot(error, manifest)
+        failure = _noted(ctx, failure, error, manifest)
     return Outcome(job=job.name, manifest=manifest, verification=verification, pruned=pruned, error=failure)
 
 
@@ -71,6 +81,15 @@ def _make_room(ctx: Context, job: Job, short: ShortOfSpaceError) -> Pruned | Non
     for failure in pruned.failures:
         ctx.tell(f"warning: {failure.message}")
     return pruned if pruned.deleted else None
+
+
+def _noted(
+    ctx: Context, before: SnapmgrError | None, error: SnapmgrError | OSError, manifest: Manifest | None
+) -> SnapmgrError:
+    """Return the error of a later step, after telling the one `before` it, which only one can be the outcome's."""
+    if before is not None:
+        ctx.tell(f"warning: {before.message}")
+    return _with_snapshot(error, manifest)
 
 
 def _with_snapshot(error: SnapmgrError | OSError, manifest: Manifest | None) -> SnapmgrError:

@@ -114,7 +114,7 @@ class BtrfsBackend:
     def locate(self, target: Target) -> Volume | NotMine:
         """Find the subvolume that holds `target`; see `snapmgr.api.Backend.locate`."""
         if target.mount.fs_type != "btrfs":
-            return NotMine(reason=f"{target.path} is on {target.mount.fs_type}, not on btrfs")
+            return NotMine(reason=f"{target.path} is on {target.mount.fs_type}, not on btrfs", foreign=True)
         return locating.locate(library.load(), target, self._config.folder)
 
     def capabilities(self, volumes: tuple[Volume, ...]) -> Capabilities:  # noqa: ARG002 - the same for all

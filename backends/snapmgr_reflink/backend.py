@@ -56,6 +56,24 @@ class ReflinkBackend(CopyStoreBackend):
 
     def locate(self, target: Target) -> Volume | NotMine:
         """Find a place for copies of `target`; on btrfs walk it for nested subvolumes."""
+        try:
+            fd = os.open(target.path, FOLDER_FLAGS)
+            try:
+                return self._locate(target, fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            return NotMine(reason=f"{shown(target.path)} cannot be looked at: {error.strerror}")
+
+    def _locate(self, target: Target, fd: int) -> Volume | NotMine:
+        sharing = self._can_share(identify(fd), target)
+        if not sharing and not self.config.allow_plain_copy:
+            return NotMine(
+                reason=f"{target.mount.fs_type} at {shown(target.mount.point)} cannot share blocks between files",
+                hint="use XFS (made with reflink=1) or btrfs, or set allow_plain_copy in [backend.reflink]",
+                # An XFS only lacks an option of mkfs.
+                foreign=target.mount.fs_type != "xfs",
+            )
         store = self.config.store or os.path.join(target.mount.point, _DEFAULT_STORE)
         if store == os.path.join(target.path, _DEFAULT_STORE):
             return NotMine(
@@ -65,40 +83,25 @@ class ReflinkBackend(CopyStoreBackend):
         volume = self.place(target, store)
         if isinstance(volume, NotMine):
             return volume
-        try:
-            fd = os.open(target.path, FOLDER_FLAGS)
-            try:
-                if not self._can_share(identify(fd), target):
-                    return self._plain(volume, target)
-                if not self._is_beside(volume.pool.id, identify(fd), target):
-                    return NotMine(
-                        reason=f"the store {shown(volume.pool.id)} is not on the file system of {shown(target.path)}",
-                        hint="set store in [backend.reflink] to a folder on the same file system",
-                    )
-                excluded = set(volume.excluded)
-                if target.mount.fs_type == "btrfs":
-                    seen = survey.survey(fd, extents=False)
-                    excluded.update(os.path.join(target.path, path) for path in seen.excluded)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            return NotMine(reason=f"{shown(target.path)} cannot be looked at: {error.strerror}")
+        if not sharing:
+            return replace(
+                volume,
+                warnings=(f"no shared blocks on {target.mount.fs_type}: every snapshot is a full copy of the data",),
+            )
+        if not self._is_beside(volume.pool.id, identify(fd), target):
+            return NotMine(
+                reason=f"the store {shown(volume.pool.id)} is not on the file system of {shown(target.path)}",
+                hint="set store in [backend.reflink] to a folder on the same file system",
+            )
+        excluded = set(volume.excluded)
+        if target.mount.fs_type == "btrfs":
+            seen = survey.survey(fd, extents=False)
+            excluded.update(os.path.join(target.path, path) for path in seen.excluded)
         return replace(volume, excluded=tuple(sorted(excluded)))
 
     @staticmethod
     def _can_share(file_system: FileSystem, target: Target) -> bool:
         return file_system.reflinks or target.mount.fs_type == "bcachefs"
-
-    def _plain(self, volume: Volume, target: Target) -> Volume | NotMine:
-        if not self.config.allow_plain_copy:
-            return NotMine(
-                reason=f"{target.mount.fs_type} at {shown(target.mount.point)} cannot share blocks between files",
-                hint="use XFS (made with reflink=1) or btrfs, or set allow_plain_copy in [backend.reflink]",
-            )
-        return replace(
-            volume,
-            warnings=(f"no shared blocks on {target.mount.fs_type}: every snapshot is a full copy of the data",),
-        )
 
     def _is_beside(self, store: str, file_system: FileSystem, target: Target) -> bool:
         nearest = store if os.path.isdir(store) else os.path.dirname(store)

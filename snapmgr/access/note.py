@@ -33,7 +33,7 @@ def encode_note(entry: Entry) -> bytes:
     note = _join(entry.manifest, entry.verification)
     if len(note) <= _MAX_BYTES:
         return note
-    return _join(entry.manifest, replace(entry.verification, checks=(), failures=()))
+    return _join(entry.manifest, replace(entry.verification, checks=(), unchecked=(), failures=(), notes=()))
 
 
 def _join(manifest: Manifest, verification: Verification) -> bytes:

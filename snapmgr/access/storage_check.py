@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from snapmgr.context import Context
     from snapmgr.contract.records import Pool
 
-Presence = Literal["complete", "lost", "incomplete", "gone", "unknown"]
-"""All members exist; all exist, but one overflowed and cannot be read; some exist; none exists; or a storage did not
-answer, so that nothing is known."""
+Presence = Literal["complete", "altered", "lost", "incomplete", "gone", "unknown"]
+"""All members exist; all exist, but somebody changed one by hand, or one overflowed and cannot be read; some exist;
+none exists; or a storage did not answer, so that nothing is known."""
 
 
 def check_storage(ctx: Context, manifests: Iterable[Manifest]) -> dict[str, Presence]:
     """Return for each snapshot, by its id, whether the storage holds it; warn about storage that does not answer."""
     manifests = list(manifests)
     held: set[tuple[str, str, str]] = set()
+    altered: set[tuple[str, str, str]] = set()
     lost: set[tuple[str, str, str]] = set()
     silent: set[Pool] = set()
     for pool in dict.fromkeys(member.ref.pool for manifest in manifests for member in manifest.members):
@@ -34,16 +35,37 @@ def check_storage(ctx: Context, manifests: Iterable[Manifest]) -> dict[str, Pres
             silent.add(pool)
         else:
             held |= {one.ref.identity for one in found if one.kind == "snapshot" and one.ref is not None}
-    return {manifest.id: _judge(manifest, held, lost, silent) for manifest in manifests}
+            # An inventory lists as debris with its identity what is complete, but can no longer be trusted.
+            altered |= {one.ref.identity for one in found if one.kind == "debris" and one.ref is not None}
+    return {manifest.id: _judge(manifest, held, altered, lost, silent) for manifest in manifests}
+
+
+def remaining_ids(ctx: Context, manifests: Iterable[Manifest]) -> set[str]:
+    """Return the ids of which the storage may hold anything, at least debris; also those whose storage is silent."""
+    manifests = list(manifests)
+    left: set[str] = set()
+    for pool in dict.fromkeys(intent.pool for manifest in manifests for intent in manifest.intents):
+        try:
+            left |= {one.snapshot_id for one in ctx.backend(pool.backend).inventory((pool,)) if one.snapshot_id}
+        except SnapmgrError as error:
+            ctx.tell(f"warning: {error.message}")
+            left |= {one.id for one in manifests if any(intent.pool == pool for intent in one.intents)}
+    return left
 
 
 def _judge(
-    manifest: Manifest, held: set[tuple[str, str, str]], lost: set[tuple[str, str, str]], silent: set[Pool]
+    manifest: Manifest,
+    held: set[tuple[str, str, str]],
+    altered: set[tuple[str, str, str]],
+    lost: set[tuple[str, str, str]],
+    silent: set[Pool],
 ) -> Presence:
     refs = [member.ref for member in manifest.members]
     if any(ref.pool in silent for ref in refs):
         return "unknown"
-    existing = sum(ref.identity in held for ref in refs)
+    existing = sum(ref.identity in held or ref.identity in altered for ref in refs)
     if existing == len(refs):
-        return "lost" if any(ref.identity in lost for ref in refs) else "complete"
+        if any(ref.identity in lost for ref in refs):
+            return "lost"
+        return "altered" if any(ref.identity in altered for ref in refs) else "complete"
     return "incomplete" if existing else "gone"

@@ -4,6 +4,7 @@ Only plugins and the contract suite import this package; the rest of snapmgr imp
 """
 
 from snapmgr.contract.abilities import (
+    AlterationCheck,
     AutoExtending,
     CapacityReporting,
     ClientMount,
@@ -61,11 +62,13 @@ from snapmgr.contract.records import (
     Volume,
 )
 from snapmgr.contract.units import format_duration, format_size, parse_duration, parse_size
+from snapmgr.system.environment import install_command
 from snapmgr.system.loopdevice import attach_loop
 from snapmgr.system.provisioning import StorageMaker, provisioned, unmake
 
 __all__ = [
     "API_VERSION",
+    "AlterationCheck",
     "AlteredError",
     "Announcing",
     "Armed",
@@ -118,6 +121,7 @@ __all__ = [
     "attach_loop",
     "format_duration",
     "format_size",
+    "install_command",
     "parse_duration",
     "parse_size",
     "provisioned",

@@ -6,7 +6,7 @@ import hashlib
 import os
 import stat
 import time
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from snapmgr.contract.units import format_duration
 from snapmgr.mysql.lock.applier import applier_stopped
 from snapmgr.mysql.lock.freeze import frozen
 from snapmgr.mysql.lock.lockless import lockless
-from snapmgr.mysql.lock.quiesce import LockBounds, locked
+from snapmgr.mysql.lock.quiesce import LockBounds, NotGrantedError, locked
 from snapmgr.mysql.lock.replication import name_inexact
 from snapmgr.mysql.lock.stopped import stopped
 from snapmgr.tree.facts import facts_of
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from snapmgr.context import Context
     from snapmgr.contract.backend import Armed
     from snapmgr.contract.records import Shot
+    from snapmgr.mysql.lock.heldlock import HeldLock
     from snapmgr.mysql.lock.levels import LockChoice
     from snapmgr.source.locate import SnapshotSource
     from snapmgr.source.server import LiveServer
@@ -64,8 +65,7 @@ def fire(ctx: Context, job: Job, source: SnapshotSource, armed: Armed, trigger: 
             if source.choice.level == "crash-consistent":
                 evidence = _fire_unlocked(job, source.live, source.choice, trigger, sync)
             else:
-                _refuse_long_stall(armed, job.lock_hold_s)
-                evidence = _fire_locked(ctx, job, source.live, source.choice, trigger=trigger, sync=sync)
+                evidence = _fire_locked(ctx, job, source.live, source.choice, armed=armed, trigger=trigger, sync=sync)
         source.refuse_new_places()
         return evidence
     sync()
@@ -99,6 +99,8 @@ def _serverless_evidence(trigger: Trigger, why: str, proof: str) -> Evidence:
 def _fire_unlocked(
     job: Job, live: LiveServer, choice: LockChoice, trigger: Trigger, sync: Callable[[], None]
 ) -> Evidence:
+    # Then a new engine's table or another durability counts as well.
+    live = replace(live, lockless=True)
     with lockless(live.credentials, live.abilities, choice, _bounds(job), check=live.check, sync=sync) as free:
         trigger.fire(free.deadline)
         free.prove()
@@ -107,19 +109,56 @@ def _fire_unlocked(
 
 
 def _fire_locked(
-    ctx: Context, job: Job, live: LiveServer, choice: LockChoice, *, trigger: Trigger, sync: Callable[[], None]
+    ctx: Context,
+    job: Job,
+    live: LiveServer,
+    choice: LockChoice,
+    *,
+    armed: Armed,
+    trigger: Trigger,
+    sync: Callable[[], None],
 ) -> Evidence:
-    with locked(
-        live.credentials, live.abilities, choice, _bounds(job), check=live.check, sync=sync, tell=ctx.tell
-    ) as lock:
-        frozen_s = 0.0
-        if choice.freeze:
-            lock.expect_freeze()
-            frozen_s = _fire_frozen(ctx, live, lock.deadline, trigger)
+    """Fire under the lock; if that is not free at once and none is needed, without one."""
+    bounds = _bounds(job) if choice.instead is None else _bounds(job).brief
+    refused_s = None
+    with ExitStack() as stack:
+        try:
+            _refuse_long_stall(armed, job.lock_hold_s)
+            lock = stack.enter_context(
+                locked(live.credentials, live.abilities, choice, bounds, check=live.check, sync=sync, tell=ctx.tell)
+            )
+        except NotQuiescedError as error:
+            if choice.instead is None:
+                raise
+            refused_s = error.stall_s if isinstance(error, NotGrantedError) else 0.0
         else:
-            trigger.fire(lock.deadline)
-        lock.prove()
-        lock.release()
+            return _fire_under(ctx, job, live, lock, trigger)
+    ctx.tell(f"the {choice.level} is not free now; none is needed: all tables are InnoDB on one volume")
+    evidence = _fire_unlocked(job, live, choice.instead, trigger, sync)
+    return replace(evidence, quiesce=replace(evidence.quiesce, attempts=2, stall_s=refused_s))
+
+
+def _fire_under(ctx: Context, job: Job, live: LiveServer, lock: HeldLock, trigger: Trigger) -> Evidence:
+    choice = lock.choice
+    if job.position == "exact":
+        if inexact := name_inexact(lock.sources):
+            raise NotQuiescedError(
+                f'position = "exact": {"; ".join(inexact)}',
+                hint='set stop_replica = true in the job, or position = "best"',
+            )
+        if lock.position is None and live.abilities.binlog:
+            raise NotQuiescedError(
+                'position = "exact": no position is exact now',
+                hint='set stop_replica = true in the job (on a replica), or position = "best"',
+            )
+    frozen_s = 0.0
+    if choice.freeze:
+        lock.expect_freeze()
+        frozen_s = _fire_frozen(ctx, live, lock.deadline, trigger)
+    else:
+        trigger.fire(lock.deadline)
+    lock.prove()
+    lock.release()
     for problem in name_inexact(lock.sources):
         ctx.tell(f"warning: {problem}")
     record = replace(lock.record(), frozen_s=frozen_s)
@@ -137,7 +176,7 @@ def _stopped_applier(ctx: Context, job: Job, live: LiveServer) -> AbstractContex
     if not job.stop_replica or not live.channels:
         return nullcontext()
     # All waiting before the lock is granted, and the lock itself.
-    tries_s = job.lock_attempts * (job.lock_wait_s + _TRY_S)
+    tries_s = job.lock_attempts * (job.max_stall_s + _TRY_S)
     return applier_stopped(
         live.credentials,
         live.abilities,
@@ -149,11 +188,12 @@ def _stopped_applier(ctx: Context, job: Job, live: LiveServer) -> AbstractContex
 
 def _bounds(job: Job) -> LockBounds:
     return LockBounds(
-        lock_wait_s=job.lock_wait_s,
+        max_stall_s=job.max_stall_s,
         lock_attempts=job.lock_attempts,
         lock_hold_s=job.lock_hold_s,
         blocker_wait_s=job.blocker_wait_s,
         kill_selects_after_s=job.kill_selects_after_s,
+        blocker_age_s=job.blocker_age_s,
     )
 
 

@@ -11,7 +11,7 @@ from snapmgr.access.deletion import remove_traces, require_storage_answers
 from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
 from snapmgr.catalog.manifest import Manifest, encode
 from snapmgr.catalog.store import Entry
-from snapmgr.contract.errors import LaterStepError, SnapmgrError, VerificationError
+from snapmgr.contract.errors import LaterStepError, NotQuiescedError, SnapmgrError, VerificationError
 
 if TYPE_CHECKING:
     from snapmgr.context import Context
@@ -48,7 +48,7 @@ def publish(ctx: Context, manifest: Manifest, *, settle_timeout_s: float) -> Man
 def _with_position(ctx: Context, manifest: Manifest) -> Manifest:
     """Return the manifest with the position at the end of the snapshot's own binlog, if the level takes it from there.
 
-    Raises BinlogError if the binlog cannot be read; the snapshot is BROKEN then.
+    Raises NotQuiescedError if the binlog does not tell it; the snapshot is BROKEN then.
     """
     from snapmgr.mysql.binlog.reader import BinlogError  # noqa: PLC0415
     from snapmgr.mysql.binlog.tail import read_tail  # noqa: PLC0415 - few snapshots need it
@@ -65,17 +65,26 @@ def _with_position(ctx: Context, manifest: Manifest) -> Manifest:
             folders = copies(lease, manifest)
             base = place_of(os.path.join(server.datadir, server.log_bin), folders)
             index = server.settings.get("log_bin_index", f"{server.log_bin}.index")
-            if base is None:
-                return manifest
-            tail = read_tail(
-                base, index=place_of(os.path.join(server.datadir, index), folders), gtid_purged=server.gtid_purged
-            )
+            position = None
+            if base is not None:
+                index_there = place_of(os.path.join(server.datadir, index), folders)
+                position = read_tail(base, index=index_there, gtid_purged=server.gtid_purged).position
             require_sound_reads(ctx, lease, manifest)
-            return replace(manifest, position=tail.position)
     except BinlogError as error:
-        remove_traces(ctx, manifest)
-        ctx.catalog.write(manifest.with_state("broken", reason=error.message))
-        raise
+        raise _without_position(ctx, manifest, error.message, error.hint) from error
+    if position is None:
+        raise _without_position(ctx, manifest, "it has no binary log", None)
+    return replace(manifest, position=position)
+
+
+def _without_position(ctx: Context, manifest: Manifest, why: str, hint: str | None) -> NotQuiescedError:
+    """Remove a snapshot whose position must be in its binary logs and is not; return the error."""
+    remove_traces(ctx, manifest)
+    ctx.catalog.write(manifest.with_state("broken", reason=why))
+    return NotQuiescedError(
+        f"the snapshot took no lock, and its position cannot be read from it: {why}",
+        hint=hint or 'try again, or set quiesce = "backup-lock" in the job',
+    )
 
 
 def _with_clones_position(ctx: Context, manifest: Manifest) -> Manifest:

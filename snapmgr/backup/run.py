@@ -16,6 +16,7 @@ from snapmgr.backup.trigger import Trigger
 from snapmgr.capacity.read import examine_room, sample_capacity
 from snapmgr.catalog.manifest import Manifest, Member, new_id
 from snapmgr.contract.errors import LaterStepError, LostError, SnapmgrError
+from snapmgr.mysql.lock.lockless import StructureChangedError
 from snapmgr.source.locate import locate_source
 from snapmgr.source.volumes import name_excluded
 from snapmgr.system.boot import machine_id
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 # How long to wait for the helper after a failure, when the lock is already released.
 _REAP_S = 5.0
+_TRIES_WITHOUT_LOCK = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,7 @@ def backup(ctx: Context, job: Job) -> Manifest:
                 require_answer(volume.path)
             if job.source != "physical":
                 _require_room(ctx, job, source)
-            manifest = _take(ctx, job, source)
+            manifest = _take_any_way(ctx, job, source)
         # The first sample of its space.
         sample_capacity(ctx, (manifest,))
     if failures:
@@ -118,6 +120,20 @@ def _require_room(ctx: Context, job: Job, source: SnapshotSource) -> None:
         raise room.refusal
     for warning in room.warnings:
         ctx.tell(f"warning: {warning}")
+
+
+def _take_any_way(ctx: Context, job: Job, source: SnapshotSource) -> Manifest:
+    """Take the snapshot, again if DDL made one without a lock useless; the last time with the lock, however long."""
+    choice = source.choice
+    if choice is None or choice.instead is None:
+        return _take(ctx, job, source)
+    for _ in range(_TRIES_WITHOUT_LOCK):
+        try:
+            return _take(ctx, job, source)
+        except StructureChangedError as error:
+            ctx.tell(f"{error.message}; trying again")
+    locking = choice if choice.lock else choice.instead
+    return _take(ctx, job, replace(source, choice=replace(locking, instead=None)))
 
 
 def _tool_backup(ctx: Context, job: Job) -> AbstractContextManager[ToolBackup | None]:

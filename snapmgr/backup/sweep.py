@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from snapmgr.backup.publish import publish
 from snapmgr.capacity.lost import mark_all_lost
 from snapmgr.catalog.inplace import refuse_unfinished_inplace
 from snapmgr.catalog.manifest import Manifest
+from snapmgr.config.model import Job
 from snapmgr.contract.errors import SnapmgrError, StorageError
 from snapmgr.system.host import is_alive
 
@@ -19,7 +21,14 @@ if TYPE_CHECKING:
 
     from snapmgr.context import Context
 
-SETTLE_S = 300.0
+# For a snapshot that is durable already: enough to see that.
+_LEAST_S = 1.0
+
+
+def job_settle_timeout_s(ctx: Context, job: str) -> float:
+    """Return how long a snapshot of `job` may take to become durable: the job's own limit, if it is configured."""
+    known = ctx.config.jobs.get(job)
+    return (known or Job(source="directory")).settle_timeout_s
 
 
 def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
@@ -47,9 +56,11 @@ def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
         if not lease.stays and not is_alive(lease.holder) and lease.snapshot_id.startswith(job + "."):
             ctx.tell(f"releasing {lease.snapshot_id}, which a killed {lease.why} had attached")
             attempt(partial(release, ctx, lease))
+    # One limit for all of them: after a week without the store, seven would delay every backup.
+    until = time.monotonic() + job_settle_timeout_s(ctx, job)
     for manifest in manifests:
         if manifest.state == "pending":
-            attempt(partial(finish_pending, ctx, manifest))
+            attempt(partial(finish_pending, ctx, manifest, settle_timeout_s=max(until - time.monotonic(), _LEAST_S)))
         elif manifest.state == "deleting":
             ctx.tell(f"{manifest.id}: finishing its deletion")
             attempt(partial(delete, ctx, manifest.id))
@@ -65,7 +76,7 @@ def _refuse_hanging(manifest: Manifest) -> None:
         )
 
 
-def finish_pending(ctx: Context, manifest: Manifest) -> None:
+def finish_pending(ctx: Context, manifest: Manifest, *, settle_timeout_s: float) -> None:
     """Complete a killed run's PENDING snapshot if its proof is on disk and its storage exists; otherwise remove it."""
     if manifest.proved_at is not None:
         ctx.tell(f"{manifest.id}: completing it: its proof is from before the crash")
@@ -73,7 +84,7 @@ def finish_pending(ctx: Context, manifest: Manifest) -> None:
         found = backend.inventory(intended_pools(manifest))
         held = {one.ref.identity for one in found if one.kind == "snapshot" and one.ref is not None}
         if all(member.ref.identity in held for member in manifest.members):
-            publish(ctx, manifest, settle_timeout_s=SETTLE_S)
+            publish(ctx, manifest, settle_timeout_s=settle_timeout_s)
             return
         remove_traces(ctx, manifest)  # a set that lost a member
         ctx.catalog.write(manifest.with_state("broken", reason="its storage is gone after a crash"))

@@ -259,6 +259,8 @@ class Scenario(Protocol):
     metrics: tuple[MetricInfo, ...]
     programs: tuple[str, ...] = ()
     """The programs that it runs: fio, sysbench."""
+    sweeps_threads: bool = False
+    """Whether `Parameters.extra["threads"]` are numbers of threads that it runs with, one after another."""
 
     def missing(self) -> tuple[Reason, ...]:
         """Return its missing requirements on this machine; empty if it can run."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from snapmgr.catalog.manifest import SCHEMA, decode, encode
-from snapmgr.contract.errors import BusyError, CatalogError, NotFoundError
+from snapmgr.catalog.recordfolder import names_in, require_name
+from snapmgr.contract.errors import BusyError, CatalogError, MissingRequirementError, NotFoundError
 from snapmgr.contract.records import SnapshotRef
 from snapmgr.system.files import drop_file, read_file, space_hint, write_file
 from snapmgr.system.host import Process, is_alive
@@ -88,17 +89,16 @@ def inplace_records(catalog: Catalog) -> tuple[InplaceRecord, ...]:
     Raises CatalogError for a record that cannot be read, as it must not be ignored.
     """
     try:
-        paths = sorted(path for path in _folder(catalog).iterdir() if path.suffix == ".json" and path.name[0] != ".")
-    except (FileNotFoundError, PermissionError):
+        names = sorted(name for name in names_in(_folder(catalog)) if name.endswith(".json"))
+    except MissingRequirementError:
         return ()
     found = []
-    for path in paths:
+    for path in (_folder(catalog) / name for name in names):
         try:
             record = decode(read_file(path), InplaceRecord, str(path))
         except NotFoundError:
             continue
-        if path.stem != record.token:
-            raise CatalogError(f"{path} has a wrong name: by its contents it should be {record.token}.json")
+        require_name(path, f"{record.token}.json")
         found.append(record)
     return tuple(sorted(found, key=lambda record: record.began_at))
 

@@ -96,6 +96,8 @@ class QuiesceRecord:
     """Longest time that a writer can have waited for us: from asking for the lock until its release, worst attempt."""
     position_from: Literal["server", "binlog", "nowhere"] = "nowhere"
     """Source of the binlog position: the server under the lock, or the end of the snapshot's own binary logs."""
+    killed: tuple[str, ...] = ()
+    """The SELECTs that were killed for the lock: connection, account, age, first words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +193,9 @@ class Verification:
     checks: tuple[str, ...] = ()
     """The checks that passed, in words."""
     unchecked: tuple[str, ...] = ()
-    """What could not be checked on this machine, and why: one sentence each."""
+    """What could not be looked at on this machine, and why."""
     failures: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     schema: int = SCHEMA
 
 
@@ -383,8 +386,7 @@ def read_number(data: bytes) -> int:
 
 def _require_usable(record: object, data: bytes) -> None:
     """Raise ValueError for a text or time that the type allows but system calls do not."""
-    # JSON can write NUL only in this way; checking each text of a thousand manifests would take longer than reading
-    # them.
+    # JSON can write NUL only in this way; checking each text would take longer than reading a thousand manifests.
     if b"\\u0000" in data and _holds_nul(record):
         raise ValueError("a text in it contains a NUL character")
     for value in vars(record).values():
@@ -393,8 +395,6 @@ def _require_usable(record: object, data: bytes) -> None:
 
 
 def _holds_nul(value: object) -> bool:
-    if isinstance(value, dict):
-        return any(map(_holds_nul, (*value, *value.values())))
-    if is_dataclass(value):
-        return any(map(_holds_nul, vars(value).values()))
+    if isinstance(value, dict) or is_dataclass(value):
+        value = (*value, *value.values()) if isinstance(value, dict) else tuple(vars(value).values())
     return any(map(_holds_nul, value)) if isinstance(value, tuple) else isinstance(value, str) and "\0" in value

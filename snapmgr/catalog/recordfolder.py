@@ -51,7 +51,10 @@ def require_name(path: Path, name: str) -> None:
 
 
 def names_in(folder: Path) -> Iterator[str]:
-    """Yield the names in a folder but hidden ones. Raises MissingRequirementError without the privilege to read it."""
+    """Yield the names in a folder but hidden ones.
+
+    Raises MissingRequirementError without the privilege to read it, CatalogError if it cannot be read.
+    """
     try:
         with os.scandir(folder) as entries:
             yield from [entry.name for entry in entries if not entry.name.startswith(".")]
@@ -61,3 +64,5 @@ def names_in(folder: Path) -> Iterator[str]:
         raise MissingRequirementError(
             f"no permission to read {folder}", hint="run as root, or set state_dir to a folder of yours"
         ) from None
+    except OSError as error:
+        raise CatalogError(f"cannot read {folder}: {error.strerror}", hint="see: snapmgr doctor") from None

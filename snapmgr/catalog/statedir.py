@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MACHINE = "machine"
+_FOLDERS = frozenset(
+    {"snapshots", "leases", "schedules", "restores", "inplace", "locks", "frozen", "appliers", "capacity", "tool-logs"}
+)
 _MACHINE_BYTES = 4096
 
 
@@ -55,6 +58,11 @@ def _require_sound_folder(folder: Path, device: int) -> None:
             f"{folder} in the state directory is a symlink", hint="make it a plain folder; or move all of state_dir"
         )
     if not stat.S_ISDIR(status.st_mode):
+        if folder.name in _FOLDERS:
+            raise CatalogError(
+                f"the state directory is damaged: {folder} is not a folder",
+                hint="move it away; then restore the folder from a backup, or rebuild it: snapmgr doctor --fix",
+            )
         return
     _refuse_changeable(folder, status)
     if status.st_dev != device:

@@ -228,8 +228,21 @@ class Catalog:
     @contextmanager
     def job_lock(self, job: str) -> Iterator[None]:
         """Hold a job's lock. Raises BusyError if another run has it, StorageError as `require_answer`."""
+        with self._lock(self._locks / f"{job}.lock", job):
+            yield
+
+    @contextmanager
+    def run_lock(self, job: str) -> Iterator[None]:
+        """Hold the lock of a job's whole run, which `job_lock` protects only in parts. Raises as `job_lock`.
+
+        Between the backup and the prune, while a verification may take hours, others may delete snapshots or repair.
+        """
+        with self._lock(self._locks / f"{job}.run", job):
+            yield
+
+    @contextmanager
+    def _lock(self, path: Path, job: str) -> Iterator[None]:
         self.require_answer()
-        path = self._locks / f"{job}.lock"
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:

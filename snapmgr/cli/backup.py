@@ -151,7 +151,8 @@ def _summary(outcome: Outcome) -> str:
             f"{record.kind}, {format_size(record.fetched_bytes)} fetched in {format_duration(record.copy_s)}{applied}"
         )
     if outcome.verification is not None:
-        parts.append(f"verified in {format_duration(outcome.verification.duration_s)}")
+        partly = "partly " if outcome.verification.result == "partly" else ""
+        parts.append(f"{partly}verified in {format_duration(outcome.verification.duration_s)}")
     if outcome.pruned is not None:
         parts.append(f"{len(outcome.pruned.deleted)} pruned")
     return "; ".join(parts)

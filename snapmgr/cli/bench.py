@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from snapmgr.bench.model import ProfileName
+from snapmgr.cli.benchadvise import advise
 from snapmgr.cli.benchcompare import compare
 from snapmgr.cli.benchlist import list_
 from snapmgr.cli.benchshow import show, write_page
@@ -32,6 +33,20 @@ if TYPE_CHECKING:
 PAGE = "report.html"
 
 
+class _ThreadsText(click.ParamType[tuple[int, ...]]):
+    """A list of numbers: "1,8,64"."""
+
+    name = "threads"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:  # noqa: ANN401 - click's signature
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(int(word) for word in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers like 1,8,64", param, ctx)
+
+
 @click.group(
     epilog="""\b
 Examples:
@@ -39,6 +54,7 @@ Examples:
   snapmgr bench run random-update --on /dev/sdx --stacks btrfs,lvm-thin+xfs -o results
   snapmgr bench list
   snapmgr bench show results -o report.html
+  snapmgr bench advise --for oltp results
 """
 )
 def command() -> None:
@@ -77,6 +93,13 @@ refused, 7 if nothing can be measured here; see snapmgr --help.
 @click.option("--size", "size_bytes", metavar="SIZE", type=SizeText(), help="Size of the data set.")
 @click.option("--memory", "memory_bytes", metavar="SIZE", type=SizeText(), help="Limit memory and page cache.")
 @click.option("--repeats", metavar="N", type=click.IntRange(min=1, max=1000), help="Measure exactly N blocks.")
+@click.option(
+    "--threads",
+    metavar="N,...",
+    type=_ThreadsText(),
+    default=(),
+    help="Numbers of threads or clients to run with; for innodb-io and oltp-threads.",
+)
 @click.option("--variant", metavar="NAME", default="", help="Variant of a scenario; bench list shows them.")
 @click.option(
     "--steady",
@@ -137,6 +160,7 @@ def run(session: Session, /, scenarios: tuple[str, ...], folder: Path | None, *,
 command.add_command(list_)
 command.add_command(show)
 command.add_command(compare)
+command.add_command(advise)
 
 
 def _request(scenarios: tuple[str, ...], options: dict[str, Any]) -> RunRequest:
@@ -149,6 +173,7 @@ def _request(scenarios: tuple[str, ...], options: dict[str, Any]) -> RunRequest:
         stacks=stacks,
         profile=options["profile"],
         variant=options["variant"],
+        threads=options["threads"],
         size_bytes=options["size_bytes"],
         repeats=options["repeats"],
         budget_s=options["budget_s"],
@@ -177,6 +202,8 @@ def _line(ctx: click.Context, scenarios: tuple[str, ...]) -> tuple[str, ...]:
             line.append(parameter.opts[-1])
         elif value is not None and value is not False and value != "":
             given = f"{value:g}s" if isinstance(value, float) else str(value)
+            if isinstance(value, tuple):
+                given = ",".join(map(str, value))
             line += [parameter.opts[-1], given]
     return tuple(line)
 

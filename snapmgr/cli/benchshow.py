@@ -75,6 +75,14 @@ def write_page(folders: Sequence[Path], path: Path) -> dict[str, Any]:
     return document
 
 
+def results_document(folders: Sequence[Path]) -> tuple[dict[str, Any], SnapmgrError | None]:
+    """Return the document of some folders of results, and an error about files that could not be read."""
+    from snapmgr.bench.results.samples import read
+
+    found = read(folders)
+    return _document(found), _problem(found)
+
+
 def _document(found: ReadResults) -> dict[str, Any]:
     from snapmgr.bench.report import document
     from snapmgr.bench.scenarios import scenarios

@@ -54,6 +54,7 @@ def init(session: Session, *, socket: str | None, defaults_file: str | None, out
     text = example_config(
         [(server.socket, server.datadir) for server in servers],
         defaults_file=os.path.abspath(defaults_file) if defaults_file else None,
+        without_binlog={server.socket for server in servers if not _may_log(server.socket, defaults_file)},
     )
     if output is None:
         write_result(text)
@@ -61,6 +62,17 @@ def init(session: Session, *, socket: str | None, defaults_file: str | None, out
     _write_new(output, text)
     session.console.tell(f"wrote {output}; next: snapmgr --config {output} doctor")
     return EXIT_OK
+
+
+def _may_log(socket: str, defaults_file: str | None) -> bool:
+    """Return whether the server writes binary logs; also if we may not ask it."""
+    from snapmgr.mysql.connect.client import Credentials, MysqlError, connect
+
+    try:
+        with connect(Credentials(socket=socket, defaults_file=defaults_file)) as connection:
+            return connection.variables("log_bin").get("log_bin") != "OFF"
+    except MysqlError:
+        return True
 
 
 def _chosen(socket: str | None, defaults_file: str | None) -> list[RunningServer]:

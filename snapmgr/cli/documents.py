@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from snapmgr.contract.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from snapmgr.backup.run import BackupPlan
     from snapmgr.capacity.series import Reading
@@ -50,7 +50,15 @@ def show_verified(verification: Verification | None) -> str:
     """Return to print when it was verified."""
     if verification is None:
         return "-"
-    return ("FAILED " if verification.result == "failed" else "") + show_time(verification.at)
+    return {"passed": "", "partly": "partly ", "failed": "FAILED "}[verification.result] + show_time(verification.at)
+
+
+def show_findings(verification: Verification) -> Iterator[str]:
+    """Yield to print what a verification found, a line for each."""
+    yield from (f"ok: {one}" for one in verification.checks)
+    yield from (f"note: {one}" for one in verification.notes)
+    yield from (f"NOT CHECKED: {one}" for one in verification.unchecked)
+    yield from (f"FAILED: {one}" for one in verification.failures)
 
 
 def show_pin(manifest: Manifest) -> str:
@@ -145,7 +153,7 @@ def verification(one: Verification | None) -> dict[str, Any] | None:
     """Return a verification's document."""
     if one is None:
         return None
-    return {"at": iso(one.at), **fields(one, "result", "duration_s", "checks", "failures")}
+    return {"at": iso(one.at), **fields(one, "result", "duration_s", "checks", "unchecked", "failures", "notes")}
 
 
 def mount(lease: Lease) -> dict[str, Any]:
@@ -219,5 +227,6 @@ def pruned(done: Pruned | None) -> dict[str, Any] | None:
         "delete": decisions(done.plan.delete),
         "deleted": list(done.deleted),
         "kept_in_use": list(done.kept_in_use),
+        "kept_altered": list(done.kept_altered),
         "failures": [failure.message for failure in done.failures],
     }

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from snapmgr import __version__
-from snapmgr.contract.errors import SnapmgrError
+from snapmgr.contract.errors import CatalogError, MissingRequirementError, SnapmgrError
+from snapmgr.system.paths import lies_in
 
 if TYPE_CHECKING:
     from snapmgr.cli.session import Session
@@ -19,6 +22,14 @@ _SYSTEM_ERRORS = frozenset(
 )
 
 
+def _in_state_dir(session: Session, error: OSError) -> bool:
+    """Whether a call failed on a path of the state directory, which somebody else has changed, then."""
+    with suppress(SnapmgrError):
+        names = [name for name in (error.filename, error.filename2) if isinstance(name, (str, os.PathLike))]
+        return any(lies_in(os.path.abspath(name), os.path.abspath(session.config().state_dir)) for name in names)
+    return False
+
+
 def foreseen(session: Session, error: Exception) -> SnapmgrError:
     """Return the error to report for any exception.
 
@@ -27,6 +38,13 @@ def foreseen(session: Session, error: Exception) -> SnapmgrError:
     if isinstance(error, SnapmgrError):
         trace = session.debug
         shown = error
+    elif isinstance(error, OSError) and _in_state_dir(session, error):
+        trace = session.debug
+        kind = MissingRequirementError if isinstance(error, PermissionError) else CatalogError
+        shown = kind(
+            f"the state directory cannot be used: {error.filename}: {error.strerror}",
+            hint="run as root" if isinstance(error, PermissionError) else "inspect this path; see: snapmgr doctor",
+        )
     elif isinstance(error, OSError) and error.errno in _SYSTEM_ERRORS:
         trace = session.debug
         shown = SnapmgrError(f"the system refused: {error}")

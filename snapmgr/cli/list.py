@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from snapmgr.catalog.store import Catalog, Entry
     from snapmgr.cli.session import Session
 
-_HEADS = ("ID", "JOB", "TAKEN", "STATE", "LEVEL", "HELD", "VERIFIED", "NOTES")
+_HEADS = ("ID", "JOB", "TAKEN", "STATE", "LEVEL", "HELD", "VERIFIED AT", "NOTES")
+_USES = {"mount": "mounted"}
 
 
 @click.command(
@@ -37,8 +38,9 @@ Examples:
 def command(session: Session, job: str | None) -> int:
     """List snapshots, oldest first.
 
-    HELD is how long the database was locked or frozen. VERIFIED is when the snapshot was last verified, with FAILED if
-    it did not restore. Files that cannot be read are named on stderr, and the exit code is 1.
+    HELD is how long the database was locked or frozen. VERIFIED AT is when the snapshot was last verified, with FAILED
+    if it did not restore, and partly if not all of it could be looked at. Files that cannot be read are named on
+    stderr, and the exit code is 1.
     """
     catalog = session.catalog()
     entries, damaged = catalog.entries(job)
@@ -107,11 +109,7 @@ def _notes(entry: Entry, leases: list[Lease]) -> list[str]:
     from snapmgr.cli.documents import show_pin
 
     notes = [show_pin(entry.manifest)] if entry.manifest.pinned else []
-    clones = [lease for lease in leases if lease.why == "clone"]
-    mounts = len(leases) - len(clones)
-    if mounts:
-        notes.append("mounted" if mounts == 1 else f"mounted {mounts} times")
-    notes += [f"clone at {lease.point}" + _port(lease) for lease in clones]
+    notes += [f"{_USES.get(lease.why, lease.why)} at {lease.point}" + _port(lease) for lease in leases]
     if entry.manifest.reason:
         notes.append(entry.manifest.reason)
     return notes

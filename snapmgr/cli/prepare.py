@@ -111,7 +111,7 @@ def command(
     clones it in local storage; in storage behind a client (JuiceFS) it copies the data to scratch if they fit, else
     it takes an overlay if the changes fit there, else a clone. A failed prepare leaves only the tool's log in the
     scratch directory. A killed one leaves a folder ".snapmgr-prepare-…", which the next prepare of the same backup
-    removes.
+    removes. The way with xtrabackup was never run with the real program: verify the result.
     """
     options = PrepareOptions(**given)
     if report is not None and tune_s is None:

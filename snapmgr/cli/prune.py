@@ -36,7 +36,7 @@ def command(session: Session, jobs: tuple[str, ...], *, dry_run: bool) -> int:
 
     Without JOB all jobs are pruned. Each snapshot is printed with the rules that keep it. Never deleted are the newest
     READY snapshot, the newest VERIFIED one, and those that are pinned, mounted or being read. A job without rules
-    keeps everything.
+    keeps everything. A snapshot that somebody changed by hand is left to you.
     """
     chosen = session.jobs(jobs or session.config().jobs)
     ctx = session.context()
@@ -63,7 +63,7 @@ def _prune(session: Session, ctx: Context, job: Job, *, dry_run: bool) -> dict[s
     from snapmgr.keep.prune import plan_prune, prune
 
     document: dict[str, Any] = {"job": job.name}
-    document |= {"keep": [], "delete": [], "deleted": [], "kept_in_use": [], "failures": []}
+    document |= {"keep": [], "delete": [], "deleted": [], "kept_in_use": [], "kept_altered": [], "failures": []}
     errors: list[SnapmgrError] = []
     try:
         if dry_run:
@@ -97,4 +97,6 @@ def _fate(snapshot_id: str, done: Pruned | None) -> str:
         return "would delete"
     if snapshot_id in done.deleted:
         return "deleted"
+    if snapshot_id in done.kept_altered:
+        return "changed"
     return "in use" if snapshot_id in done.kept_in_use else "FAILED"

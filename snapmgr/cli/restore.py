@@ -29,11 +29,19 @@ Examples:
   snapmgr restore latest /srv/restored
   snapmgr restore nightly@latest /var/lib/mysql       # must be missing or empty
   snapmgr restore 3f9a2c1b /mnt/other/data --no-check --json
+  snapmgr restore nightly@latest orders.sql --table shop.orders
   snapmgr restore 3f9a2c1b --in-place --dry-run       # LVM: restores the volume itself
 """
 )
 @click.argument("snapshot", metavar="ID", type=SnapshotName())
 @click.argument("dest", metavar="[DEST]", required=False, type=click.Path())
+@click.option(
+    "--table",
+    "tables",
+    metavar="DB.TABLE",
+    multiple=True,
+    help="Only dump this table, into the new file DEST; repeatable, within one database.",
+)
 @click.option("--no-check", is_flag=True, help="Do not read copied data back; attributes are always compared.")
 @click.option(
     "--in-place", is_flag=True, help="Restore the volume itself to the snapshot (LVM). The server must be stopped."
@@ -49,6 +57,7 @@ def command(
     snapshot: str,
     dest: str | None,
     *,
+    tables: tuple[str, ...],
     no_check: bool,
     in_place: bool,
     yes: bool,
@@ -63,19 +72,21 @@ def command(
     restore leaves nothing, and after kill -9 the next restore or doctor removes what is left. If the source had several
     directories (redo log or binary logs elsewhere), DEST gets a directory for each.
 
+    With --table, a throwaway server on a clone dumps these tables into the file DEST, as SQL statements that drop
+    nothing.
+
     With --in-place there is no DEST: the volume itself goes back to the snapshot, and everything written to it since
     then is lost. snapmgr prints this and asks for confirmation first.
     """
+    _check_usage(dest, tables, in_place=in_place, no_check=no_check, confirmed=yes or force)
     if in_place:
-        if dest is not None or no_check:
-            raise click.UsageError("--in-place takes neither DEST nor --no-check.")
         from snapmgr.cli.inplace import restore_in_place
 
         return restore_in_place(session, snapshot, force=force, yes=yes, unverified=unverified, dry_run=dry_run)
-    if yes or force:
-        raise click.UsageError("--yes and --force need --in-place.")
-    if dest is None:
-        raise click.UsageError("Missing argument 'DEST'.")
+    # Without --in-place there is a DEST.
+    dest = dest or ""
+    if tables:
+        return _restore_tables(session, snapshot, tables, dest, unverified=unverified, dry_run=dry_run)
     from snapmgr.restore.run import RestoreDiffersError, plan, restore
 
     ctx = session.context()
@@ -104,6 +115,44 @@ def command(
     _warn(session, restored)
     _say_next(session, restored, mysql=entry.manifest.source == "mysql")
     return EXIT_OK
+
+
+def _check_usage(dest: str | None, tables: tuple[str, ...], *, in_place: bool, no_check: bool, confirmed: bool) -> None:
+    if in_place and (dest is not None or no_check or tables):
+        raise click.UsageError("--in-place takes neither DEST nor --no-check nor --table.")
+    if confirmed and not in_place:
+        raise click.UsageError("--yes and --force need --in-place.")
+    if dest is None and not in_place:
+        raise click.UsageError("Missing argument 'DEST'.")
+    if tables and no_check:
+        raise click.UsageError("--table takes no --no-check.")
+
+
+def _restore_tables(
+    session: Session, name: str, tables: tuple[str, ...], dest: str, *, unverified: bool, dry_run: bool
+) -> int:
+    from snapmgr.verify.tables import dump_tables, load_hint, plan_tables
+
+    ctx = session.context()
+    entry = choose(session, ctx, name, unverified=unverified, dry_run=dry_run)
+    plan = plan_tables(entry, tables, dest)
+    manifest = entry.manifest
+    about: dict[str, Any] = {"snapshot_id": manifest.id, "dest": str(plan.dest), "tables": list(tables)}
+    if dry_run:
+        line = f"would dump {', '.join(tables)} of {manifest.id} to {plan.dest}"
+        return session.report([line], dry_run=True, **about, dumped=None)
+    job = session.config().jobs.get(manifest.job)
+    dumped = dump_tables(ctx, plan, job.verify if job is not None else None)
+    session.console.tell(load_hint(plan, manifest))
+    return session.report(
+        [
+            f"dumped {', '.join(tables)} of {manifest.id} to {plan.dest}: {format_size(dumped.size_bytes)} in "
+            f"{format_duration(dumped.duration_s)}"
+        ],
+        dry_run=False,
+        **about,
+        dumped=asdict(dumped),
+    )
 
 
 def _document(session: Session, restored: RestoreResult, error: Any) -> None:  # noqa: ANN401

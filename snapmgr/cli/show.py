@@ -95,7 +95,7 @@ def _usage(session: Session, entry: Entry, number: int) -> dict[str, Any]:
 
 
 def _lines(entry: Entry, leases: list[Lease], usage: list[dict[str, Any]]) -> Iterator[str]:
-    from snapmgr.cli.documents import show_server, show_time, show_verified
+    from snapmgr.cli.documents import show_findings, show_server, show_time, show_verified
 
     manifest = entry.manifest
     yield f"snapshot    {manifest.id}"
@@ -110,8 +110,7 @@ def _lines(entry: Entry, leases: list[Lease], usage: list[dict[str, Any]]) -> It
     yield f"verified    {show_verified(entry.verification)}"
     if entry.verification is not None:
         yield f"            in {format_duration(entry.verification.duration_s)}"
-        yield from (f"            ok: {check}" for check in entry.verification.checks)
-        yield from (f"            FAILED: {failure}" for failure in entry.verification.failures)
+        yield from (f"            {line}" for line in show_findings(entry.verification))
     for path in manifest.excluded:
         yield f"excluded    {path}"
     for member, one in zip(manifest.members, usage, strict=True):
@@ -143,6 +142,11 @@ def _consistency(manifest: Manifest) -> Iterator[str]:
             )
         if quiesce.level == "freeze-process":
             yield f"frozen      {format_duration(quiesce.frozen_s)}: no client was served for this time"
+        if quiesce.level == "crash-consistent" and quiesce.stall_s:
+            stall = format_duration(quiesce.stall_s)
+            yield f"lock        not granted, and not needed; no writer waited longer than {stall}"
+        for statement in quiesce.killed:
+            yield f"killed      the SELECT of {statement}"
         yield f"proof       {quiesce.proof}"
     position = manifest.position
     if position is not None:

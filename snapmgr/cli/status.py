@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from snapmgr.cli.session import Session
     from snapmgr.doctor.status import JobStatus
 
-_HEADS = ("JOB", "STATUS", "NEWEST", "AGE", "NEWEST VERIFIED", "NEXT")
+_HEADS = ("JOB", "STATUS", "NEWEST TAKEN", "AGE", "NEWEST VERIFIED TAKEN", "NEXT")
 
 
 @click.command(
@@ -46,7 +46,8 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
 
     The first line is the verdict. A job is overdue if its schedule or max_age requires a snapshot that does not exist.
     status reads the state directory and how full the snapshots' storage is: it is quick, takes no lock, and queries no
-    server. Where the storage does not answer, and without root, it judges the last sample.
+    server. Where the storage does not answer, and without root, it judges the last sample. NEWEST VERIFIED TAKEN is
+    when the newest VERIFIED snapshot was taken: no later change is proved to be restorable.
     """
     from snapmgr.capacity.read import read_capacities, sample_capacity
     from snapmgr.cli.documents import mount

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from snapmgr.cli.session import Session
     from snapmgr.trace.accesslog import Trace
     from snapmgr.trace.analysis import Analysis, Total
+    from snapmgr.trace.compare import Side
     from snapmgr.trace.record import Recorded
     from snapmgr.trace.verdict import Verdict
 
@@ -44,6 +45,7 @@ Examples:
   snapmgr trace record /mnt/jfs -o run.log.gz -- ./nightly.sh
   snapmgr trace show run.log.gz
   snapmgr trace show run.log.gz -o run.html
+  snapmgr trace compare run.log.gz later.log.gz -o change.html
 """
 )
 def command() -> None:
@@ -185,6 +187,66 @@ def show(session: Session, file: str, *, by: By | None, top: int, output: Path |
     return EXIT_OK
 
 
+@command.command(
+    epilog="""\b
+Examples:
+  snapmgr trace compare before.log.gz after.log.gz
+  snapmgr trace compare before.log.gz after.log.gz -o change.html
+"""
+)
+@click.argument("a", metavar="A", type=click.Path())
+@click.argument("b", metavar="B", type=click.Path())
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE.html",
+    type=click.Path(path_type=Path),
+    help="Draw both timelines on one axis, as an HTML page.",
+)
+@json_option
+@click.pass_obj
+def compare(session: Session, a: str, b: str, *, output: Path | None) -> int:
+    """Say what changed between two recorded logs, and draw both.
+
+    A and B are logs as for "trace show", of the same program: before and after a change of the mount or the program.
+    """
+    from snapmgr.trace.compare import caveats, changed, measures
+
+    first, second = _side(a), _side(b)
+    if output is not None:
+        from snapmgr.trace.page import write_comparison
+
+        title = f"{os.path.basename(a)} and {os.path.basename(b)}"
+        _write(output, (".html", ".htm"), lambda out: write_comparison(first, second, out, title=title))
+        session.console.tell(f"wrote {output}: open it in a browser")
+    noted, found, rows = caveats(first, second), changed(first, second), measures(first, second)
+    if session.json:
+        session.document(
+            EXIT_OK,
+            changed=found,
+            caveats=noted,
+            measures=[asdict(row) | {"change": row.change} for row in rows],
+            verdicts=[[asdict(one) for one in side.verdict.findings] for side in (first, second)],
+        )
+        return EXIT_OK
+    for caveat in noted:
+        session.console.warn(caveat)
+    cells = [[row.name, row.shown(row.a), row.shown(row.b), row.change or "-"] for row in rows]
+    print_lines([*map(clean, found), "", *format_table(("MEASURE", "A", "B", "CHANGE"), cells)])
+    return EXIT_OK
+
+
+def _side(file: str) -> Side:
+    from snapmgr.trace.analysis import analyse, facts_of
+    from snapmgr.trace.compare import Side
+    from snapmgr.trace.reading import read_trace
+    from snapmgr.trace.verdict import judge
+
+    trace = read_trace(file)
+    analysis = analyse(trace)
+    return Side(trace=trace, analysis=analysis, verdict=judge(facts_of(trace, analysis)))
+
+
 def _draw(
     session: Session,
     trace: Trace,
@@ -207,7 +269,7 @@ def _draw(
     if perfetto is not None:
         from snapmgr.trace.perfetto import write_perfetto
 
-        _write(perfetto, (".json", ".json.gz"), lambda out: write_perfetto(trace.operations, out, title=title))
+        _write(perfetto, (".json", ".json.gz"), lambda out: write_perfetto(trace.recorded, out, title=title))
         session.console.tell(f"wrote {perfetto}: open it at ui.perfetto.dev or in another trace viewer")
 
 
@@ -229,12 +291,9 @@ def _write(path: Path, endings: tuple[str, str], write: Callable[[IO[bytes]], No
 
 
 def _summary(trace: Trace, analysis: Analysis) -> list[str]:
-    header = trace.header or {}
-    lines = []
-    if header:
-        what = [f"volume {header.get('volume')}", f"JuiceFS {header.get('version')}"]
-        what += [f"command {header['command']}"] if header.get("command") else []
-        lines.append(", ".join(what))
+    from snapmgr.trace.analysis import described
+
+    lines = [clean(described(trace))] if described(trace) else []
     lines.append(
         f"{analysis.operations} operations in {format_duration(analysis.wall_s)}; "
         f"{analysis.mean_under_way:.1f} under way on average, {analysis.max_under_way} at most; "

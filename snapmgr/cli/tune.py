@@ -122,6 +122,8 @@ def _begin(
     from snapmgr.access.cloner import find_cloner
     from snapmgr.contract.abilities import FolderCloning, Remounting
     from snapmgr.physical.prepare.backupfolder import inspect
+    from snapmgr.physical.prepare.inplace import choose_memory
+    from snapmgr.physical.prepare.places import memory_available
     from snapmgr.physical.tools.choose import tool_for
     from snapmgr.physical.tuning.limits import limits
     from snapmgr.physical.tuning.rungs import RungSettings
@@ -149,6 +151,8 @@ def _begin(
     os.makedirs(scratch, mode=0o755, exist_ok=True)
     tool = tool_for(backup.info)
     data_bytes = sum(backup.sizes.values())
+    # The first rung is what `prepare` does without options.
+    memory_bytes = options.use_memory_bytes or choose_memory(backup.redo_bytes, memory_available()) >> 20 << 20
     bench = StorageBench(
         source=source,
         beside=beside or os.path.dirname(source),
@@ -160,10 +164,11 @@ def _begin(
         scratch_dir=scratch,
         cache_root=cache_root,
         log=os.path.join(scratch, f"snapmgr-tune-{os.getpid()}.log"),
+        scratch_memory_bytes=memory_bytes,
         tell=ctx.tell,
     )
     start = RungSettings(
-        use_memory_bytes=options.use_memory_bytes,
+        use_memory_bytes=memory_bytes,
         writeback=client.writeback if client else False,
         upload_delay_s=client.upload_delay_s if client else 0.0,
         cache_bytes=client.cache_bytes if client else None,
@@ -203,7 +208,16 @@ def _conclude(
     session: Session, tuning: Tuning, source: str, target: Path, *, job: str | None, error: SnapmgrError | None
 ) -> None:
     """Write the report, and print the result."""
-    from snapmgr.physical.tuning.outcome import command_line, document, job_table, lines, summary
+    from snapmgr.physical.tuning.outcome import (
+        arguments,
+        command_line,
+        document,
+        lines,
+        quickest_arguments,
+        quickest_table,
+        scratch_is_quickest,
+        summary,
+    )
     from snapmgr.physical.tuning.page import render
     from snapmgr.system.files import replace_file
 
@@ -228,12 +242,15 @@ def _conclude(
         session.console.tell(f"report: {written}")
     if now is None:
         return
+    if scratch_is_quickest(tuning):
+        slower = command_line(source, arguments(now.best))
+        session.console.tell(f"scratch was quickest; to work in the storage all the same: {slower}")
     if job is not None:
         session.console.tell(f"for the job, in place of its table [job.{job}.prepare]:")
-        print_lines(job_table(job, now.best).splitlines())
+        print_lines(quickest_table(tuning, job, now.best).splitlines())
     else:
         session.console.tell("to prepare like this:")
-        print_lines([command_line(source, now.best)])
+        print_lines([command_line(source, quickest_arguments(tuning, now.best))])
 
 
 def _require_writable(target: Path) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from snapmgr.catalog.store import Entry
     from snapmgr.cli.session import Session
     from snapmgr.config.model import Verify
+    from snapmgr.contract.errors import SnapmgrError
 
 
 @click.command(
@@ -36,10 +37,11 @@ def command(session: Session, snapshot: str, *, check: str | None, tables: float
 
     A throwaway server starts on the clone, recovers, and checks tables as the job's [verify] table says. For a
     directory the job's check command runs on the clone. The result is recorded. Exit code 6: the snapshot does not
-    restore. Exit code 7: a requirement is missing (a program, a privilege, or a kernel feature), so nothing is known
-    about the snapshot.
+    restore. Exit code 7: a requirement is missing (a program, a privilege, a plugin or an encryption key), so that the
+    snapshot is only partly verified, or not at all.
     """
-    from snapmgr.verify.run import verify
+    from snapmgr.cli.documents import show_findings
+    from snapmgr.verify.run import incomplete, verify
 
     ctx = session.context()
     entry = ctx.resolve(snapshot)
@@ -52,15 +54,15 @@ def command(session: Session, snapshot: str, *, check: str | None, tables: float
         if session.json:
             _document(session, ctx.catalog.load(entry.manifest.id), error, dry_run=False)
         raise
+    missing = incomplete(entry.manifest, result)
     if session.json:
-        _document(session, ctx.catalog.load(entry.manifest.id), None, dry_run=False)
+        _document(session, ctx.catalog.load(entry.manifest.id), missing, dry_run=False)
     else:
-        print_lines(
-            [
-                f"{entry.manifest.id}: proved restorable in {format_duration(result.duration_s)}",
-                *(f"  ok: {one}" for one in result.checks),
-            ]
-        )
+        verdict = "proved restorable" if missing is None else "partly proved restorable"
+        lines = [f"  {line}" for line in show_findings(result)]
+        print_lines([f"{entry.manifest.id}: {verdict}; the proof took {format_duration(result.duration_s)}", *lines])
+    if missing is not None:
+        raise missing
     return EXIT_OK
 
 
@@ -96,7 +98,7 @@ def _plan(session: Session, entry: Entry, how: Verify) -> int:
     return EXIT_OK
 
 
-def _document(session: Session, entry: Entry, error: VerificationError | None, *, dry_run: bool) -> None:
+def _document(session: Session, entry: Entry, error: SnapmgrError | None, *, dry_run: bool) -> None:
     from snapmgr.cli.documents import snapshot
 
     code = error.exit_code if error else EXIT_OK

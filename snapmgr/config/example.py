@@ -11,7 +11,7 @@ from snapmgr.config.model import RESERVED_JOB_NAMES
 from snapmgr.contract.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
 # Names of folders that many servers have: a job is not named after them.
 _TELLS_NOTHING = RESERVED_JOB_NAMES | {"", "data", "datadir", "db", "lib", "mariadb", "mysql", "mysqld", "srv", "var"}
@@ -55,11 +55,12 @@ source = "mysql"
 {way}
 {datadir}
 quiesce = "auto"                       # or "backup-lock", "global-read-lock", "freeze-process", "stopped", …
-position = "exact"                     # the binlog position; "none": a weaker lock, or none, may be enough
+{position}
 blocker_wait = "1m"                    # how long to wait first for sessions that would block the lock …
+# blocker_age = "1s"                   # … they count once they have run for this long …
 # kill_selects_after = "10m"           # … and SELECTs that are older are killed
 # stop_replica = true                  # stop a replica's applier during the snapshot
-lock_wait = "3s"                       # how long the last attempt may wait for the lock …
+max_stall = "3s"                       # how long the last attempt may wait for the lock …
 lock_attempts = 5                      # … and how many attempts
 lock_hold = "10s"                      # the lock is released after this, whatever happens
 
@@ -72,11 +73,15 @@ memory = "256M"
 # assertions = ["SELECT COUNT(*) > 0 FROM shop.orders"]
 """
 
+_POSITION = 'position = "exact"                     # the binlog position, exact or no snapshot; or "best"'
+_BEST = 'position = "best"                      # log_bin is off: no binlog position, no point-in-time recovery'
+
 _FURTHER = """\
 [job.{name}]                           # each key of [job.{first}] can be set here, too
 source = "mysql"
 {way}
 {datadir}
+{position}
 """
 
 _PHYSICAL = """\
@@ -84,7 +89,7 @@ _PHYSICAL = """\
 source = "physical"
 socket = "/run/mysqld/mysqld.sock"
 staging = "/mnt/volume/staging"        # on JuiceFS, XFS, btrfs or LVM; the server's own tool writes here
-tool = "auto"                          # or "mariadb-backup", "xtrabackup", "clone"
+tool = "auto"                          # or "mariadb-backup", "xtrabackup" (untried), "clone"
 mode = "incremental"                   # or "full"
 parallel = 4
 # throttle = "50M"                     # bytes a second
@@ -103,25 +108,42 @@ verify.command = ["test", "-e", "{}/README"]      # {} is the clone's path
 """
 
 
-def example_config(servers: Sequence[tuple[str, str | None]] = (), *, defaults_file: str | None = None) -> str:
+def example_config(
+    servers: Sequence[tuple[str, str | None]] = (),
+    *,
+    defaults_file: str | None = None,
+    without_binlog: Container[str] = (),
+) -> str:
     """Return a commented configuration with a job for each server, which is valid without changes.
 
     A server is its socket and its datadir, None if that is unknown. Without one the MySQL job is commented out. With
-    `defaults_file`, which names its server itself, there is one job. Raises ConfigError for a path that TOML cannot
-    hold (one that is not UTF-8).
+    `defaults_file`, which names its server itself, there is one job. The servers whose sockets are in `without_binlog`
+    write no binary log: their jobs ask for no exact position. Raises ConfigError for a path that TOML cannot hold (one
+    that is not UTF-8).
     """
     if not servers:
-        job = _MYSQL.format(name="mysql", way=_login_by("/run/mysqld/mysqld.sock"), datadir=_cross_check(None))
+        job = _MYSQL.format(
+            name="mysql", way=_login_by("/run/mysqld/mysqld.sock"), datadir=_cross_check(None), position=_POSITION
+        )
         jobs = ["# No MySQL or MariaDB server was found here; an example:\n" + _comment_out(job)]
     elif defaults_file is not None:
         way = _align(f"defaults_file = {_quote(defaults_file)}", "user, password, socket; readable only by its owner")
-        jobs = [_MYSQL.format(name="mysql", way=way, datadir=_cross_check(servers[0][1]))]
+        ((socket, datadir), *_) = servers
+        position = _BEST if socket in without_binlog else _POSITION
+        jobs = [_MYSQL.format(name="mysql", way=way, datadir=_cross_check(datadir), position=position)]
     else:
         names = job_names([datadir for _, datadir in servers])
         (socket, datadir), *further = servers
-        jobs = [_MYSQL.format(name=names[0], way=_login_by(socket), datadir=_cross_check(datadir))]
+        position = _BEST if socket in without_binlog else _POSITION
+        jobs = [_MYSQL.format(name=names[0], way=_login_by(socket), datadir=_cross_check(datadir), position=position)]
         jobs += [
-            _FURTHER.format(name=name, first=names[0], way=f"socket = {_quote(socket)}", datadir=_cross_check(datadir))
+            _FURTHER.format(
+                name=name,
+                first=names[0],
+                way=f"socket = {_quote(socket)}",
+                datadir=_cross_check(datadir),
+                position=_BEST if socket in without_binlog else f"# {_POSITION}",
+            )
             for name, (socket, datadir) in zip(names[1:], further, strict=True)
         ]
     physical = f"# With the server's own backup tool:\n{_comment_out(_PHYSICAL)}"

@@ -20,9 +20,10 @@ _TOP_KEYS = (*_FOLDERS, "defaults", "job", "backend")
 _NOT_KEYS = frozenset({"name"})
 # Minimum and maximum in seconds. lock_wait_timeout has whole seconds, and 0 would fail at the first busy table.
 _LIMITS = {
-    "lock_wait_s": ("1s", 1.0, "1h", 3600.0),
+    "max_stall_s": ("1s", 1.0, "1h", 3600.0),
     "lock_hold_s": ("100ms", 0.1, "1h", 3600.0),
     "blocker_wait_s": ("0", 0.0, "1d", 86400.0),
+    "blocker_age_s": ("100ms", 0.1, "1h", 3600.0),
     "kill_selects_after_s": ("1s", 1.0, "1d", 86400.0),
     "sync_target_s": ("1ms", 0.001, "1h", 3600.0),
     "settle_timeout_s": ("1s", 1.0, "7d", 604800.0),

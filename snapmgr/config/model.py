@@ -1,6 +1,6 @@
 """Defines the tables of the configuration: keys, types, limits and defaults.
 
-A key's TOML name is its attribute's name without the unit: ``lock_wait = "3s"`` is `Job.lock_wait_s`, a float.
+A key's TOML name is its attribute's name without the unit: ``max_stall = "3s"`` is `Job.max_stall_s`, a float.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Source = Literal["mysql", "physical", "directory"]
 Quiesce = Literal["auto", "backup-lock", "global-read-lock", "stopped", "crash-consistent", "freeze-process"]
 Check = Literal["none", "quick", "extended"]
-WantedPosition = Literal["exact", "none"]
+WantedPosition = Literal["exact", "best"]
 Step = Literal["verify", "prune"]
 Tool = Literal["auto", "mariadb-backup", "xtrabackup", "clone"]
 Mode = Literal["full", "incremental"]
@@ -90,15 +90,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     user: Text | None = None
     datadir: AbsolutePath | None = None
     quiesce: Quiesce = "auto"
-    lock_wait_s: Duration = msgspec.field(default=3.0, name="lock_wait")
-    """How long the last attempt may wait for the lock, all its stages together; earlier ones wait less."""
+    max_stall_s: Duration = msgspec.field(default=3.0, name="max_stall")
+    """How long writers may queue behind the last request for the lock, all its stages together; earlier ones less."""
     lock_attempts: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 5
     lock_hold_s: Duration = msgspec.field(default=10.0, name="lock_hold")
     """Maximum time from the lock granted to the lock released."""
     position: WantedPosition = "exact"
-    """Whether the binlog position must be exact; otherwise a weaker lock, or none, may be enough."""
+    """"exact": no snapshot without the exact binlog position; "best": a weaker lock, or none, may be enough."""
     blocker_wait_s: Duration = msgspec.field(default=60.0, name="blocker_wait")
     """How long to wait for sessions that would block the lock, before asking for it."""
+    blocker_age_s: Duration = msgspec.field(default=1.0, name="blocker_age")
+    """Sessions count as blockers once they have blocked the lock for this long; younger ones probably end in time."""
     kill_selects_after_s: Duration | None = msgspec.field(default=None, name="kill_selects_after")
     """SELECTs that block the lock and run longer than this are killed; None: never."""
     stop_replica: bool = False
@@ -170,11 +172,12 @@ KEY_SOURCES: dict[str, frozenset[str]] = {
     **dict.fromkeys(
         (
             "quiesce",
-            "lock_wait",
+            "max_stall",
             "lock_attempts",
             "lock_hold",
             "position",
             "blocker_wait",
+            "blocker_age",
             "kill_selects_after",
             "stop_replica",
         ),

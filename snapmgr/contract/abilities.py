@@ -112,6 +112,14 @@ class Remounting(Protocol):
 
 
 @runtime_checkable
+class AlterationCheck(Protocol):
+    """A storage that must read a whole snapshot to find out whether somebody changed it; other inventories know."""
+
+    def refuse_altered(self, ref: SnapshotRef) -> None:
+        """Raise AlteredError if the snapshot was changed after it was taken. One that is gone is no error."""
+
+
+@runtime_checkable
 class Revertible(Protocol):
     """A storage that can restore an origin in place from one of its snapshots.
 

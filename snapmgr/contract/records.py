@@ -129,6 +129,8 @@ class NotMine:
 
     reason: str
     hint: str | None = None
+    foreign: bool = False
+    """Whether the target is on another kind of storage than the backend's: users then read another backend's reason."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -21,7 +21,6 @@ from snapmgr.contract.records import (
     NotMine,
     Pool,
     Reason,
-    Reservoir,
     SnapshotRef,
     Target,
     Usage,
@@ -117,8 +116,6 @@ class CopyStoreBackend(ABC):
         """Wait until the storage has reclaimed the space of removed copies."""
         await_space(store.fd, store.path)
 
-    # The contract.
-
     def missing(self) -> tuple[Reason, ...]:
         """Return the kernel's missing abilities."""
         why = kernel.unsupported()
@@ -156,7 +153,7 @@ class CopyStoreBackend(ABC):
         """Each file is copied at its own time; a copy no longer needs its origin."""
         return Capabilities(atomicity="file", clone="native", survives_origin=True)
 
-    def headroom(self, volume: Volume) -> tuple[Reservoir, ...]:
+    def headroom(self, volume: Volume) -> tuple[Gauge, ...]:
         """Return the file system that holds the copies, also before the first one."""
         store = self.find_store(volume.pool)
         return (self._gauge(volume.pool, store if os.path.isdir(store) else os.path.dirname(store)),)
@@ -280,6 +277,12 @@ class CopyStoreBackend(ABC):
             raise StorageError(f"a note of {len(note)} bytes is too long", hint="64 KiB is the most")
         with self.snapshot(ref) as folder:
             folder.write_note(note)
+
+    def refuse_altered(self, ref: SnapshotRef) -> None:
+        """Walk the copy: `AlterationCheck`."""
+        with suppress(NotFoundError), self.snapshot(ref) as folder:
+            if folder.state == "complete":
+                refuse_altered(folder)
 
     def attach(self, record: AttachRecord) -> Attachment:
         """Clone the copy once more, or hand out the copy itself for reading."""

@@ -327,7 +327,8 @@ def _debris(facts: Facts, view: _View, one: Found) -> Iterator[Finding]:
             return
     elif one.ref is not None:
         # A complete snapshot that can no longer be trusted: it may hold somebody's changes.
-        yield _problem(one, f"{one.name}: {one.why}", "move it out of the folder to keep it, or delete it manually")
+        manually = f"snapmgr delete --force {entry.manifest.short_id}" if entry is not None else "delete it manually"
+        yield _problem(one, f"{one.name}: {one.why}", f"move it elsewhere to keep it, or {manually}")
         return
     elif one.note is not None and entry is None:
         yield _problem(one, what, "the snapshot may have been moved: move it back, or delete the note manually")

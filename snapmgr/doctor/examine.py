@@ -185,6 +185,7 @@ def _examine_stopped(job: Job) -> Iterator[Finding]:
 
 def _examine_tool(ctx: Context, job: Job) -> Iterator[Finding]:
     from snapmgr.physical.run import plan_tool_backup  # noqa: PLC0415 - for few jobs
+    from snapmgr.physical.tools.xtrabackup import UNTRIED  # noqa: PLC0415 - the same
 
     try:
         plan = plan_tool_backup(ctx, job)
@@ -196,6 +197,8 @@ def _examine_tool(ctx: Context, job: Job) -> Iterator[Finding]:
     who = plan.live.identity
     yield _finding(job, "ok", f"{who.flavor} {who.version} (pid {who.pid}) has the datadir {who.datadir} open")
     yield _finding(job, "ok", f"the next backup: {plan.words}")
+    if plan.tool.name == "xtrabackup":
+        yield _finding(job, "note", UNTRIED, 'verify each backup (after_backup = ["verify"]), or use tool = "clone"')
     yield from _examine_program(
         job, lambda: find_server(who.flavor, job.verify.server, wrote=who.version, ran=program_of(who.pid))
     )

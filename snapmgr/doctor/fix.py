@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from snapmgr.access.attach import release
-from snapmgr.access.deletion import delete
+from snapmgr.access.deletion import delete, intended_pools, require_storage_answers
 from snapmgr.access.note import store_note
 from snapmgr.access.resume import resume_servers
 from snapmgr.backup.publish import publish
-from snapmgr.backup.sweep import SETTLE_S, finish_pending
+from snapmgr.backup.sweep import finish_pending, job_settle_timeout_s
 from snapmgr.capacity.lost import mark_all_lost
 from snapmgr.catalog.manifest import GONE, Lease
 from snapmgr.catalog.store import Entry
@@ -193,17 +193,16 @@ def _mark_lost(ctx: Context, entry: Entry) -> None:
 
 
 def _mark_ready(ctx: Context, entry: Entry) -> None:
-    publish(ctx, entry.manifest, settle_timeout_s=SETTLE_S)
+    publish(ctx, entry.manifest, settle_timeout_s=job_settle_timeout_s(ctx, entry.manifest.job))
     # Its note is missing or old, as its storage was.
     if entry.verification is not None:
         store_note(ctx, ctx.catalog.load(entry.manifest.id))
 
 
 def _remove_remains(ctx: Context, entry: Entry) -> None:
-    pools = tuple(dict.fromkeys(intent.pool for intent in entry.manifest.intents))
-    require_pools_answer(pools, ctx.mounter.mounts())
+    require_storage_answers(ctx, entry.manifest)
     backend = ctx.backend(entry.manifest.backend)
-    for found in backend.inventory(pools):
+    for found in backend.inventory(intended_pools(entry.manifest)):
         if found.ref is not None and is_of(entry.manifest, found):
             backend.delete(found.ref)
 
@@ -241,7 +240,9 @@ def _restore_manifest(ctx: Context, adoption: Adoption) -> None:
 
 
 _OF_SNAPSHOTS: dict[str, Callable[[Context, Entry], object]] = {
-    "finish-pending": lambda ctx, entry: finish_pending(ctx, entry.manifest),
+    "finish-pending": lambda ctx, entry: finish_pending(
+        ctx, entry.manifest, settle_timeout_s=job_settle_timeout_s(ctx, entry.manifest.job)
+    ),
     "finish-deletion": lambda ctx, entry: delete(ctx, entry.manifest.id),
     "mark-broken": _mark_broken,
     "mark-lost": _mark_lost,

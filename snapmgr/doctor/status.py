@@ -237,10 +237,11 @@ def _unverified(job: Job, ready: list[Entry], now: datetime) -> list[Problem]:
     tried = [entry for entry in ready if entry.verification is not None]
     if tried and not tried[-1].verified:
         snapshot_id = tried[-1].manifest.id
+        result = "failed" if tried[-1].failed else "could not look at everything"
         return [
             Problem(
                 kind="verification",
-                what=f"the newest verification, of {snapshot_id}, failed",
+                what=f"the newest verification, of {snapshot_id}, {result}",
                 hint=f"snapmgr show {snapshot_id}; snapmgr verify {snapshot_id}",
             )
         ]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from snapmgr.catalog.store import Entry
     from snapmgr.context import Context
 
+_ALTERED = "somebody changed it after it was taken, so it may hold work of theirs"
 _LEFT = "its remaining data may be the last copy"
 
 
@@ -36,7 +37,7 @@ class Verdict:
     presence: Presence | None
     """None for a snapshot that was never READY: its remains are of no use."""
     rules: tuple[str, ...]
-    """The protections: "newest READY", "newest VERIFIED", "pinned"; or `_LEFT`. Force overrules them."""
+    """The protections: "newest READY", "newest VERIFIED", "pinned"; `_ALTERED`; or `_LEFT`. Force overrules them."""
     obstacle: SnapmgrError | None
     """Why it cannot be deleted now, even with force."""
 
@@ -113,6 +114,8 @@ def _protections(ready: list[Entry], presences: dict[str, Presence]) -> dict[str
     """
     held = [entry for entry in ready if presences[entry.manifest.id] in ("complete", "unknown")]
     rules = {entry.manifest.id: ("pinned",) for entry in ready if entry.manifest.pinned}
+    altered = [entry.manifest.id for entry in ready if presences[entry.manifest.id] == "altered"]
+    rules |= {snapshot_id: (*rules.get(snapshot_id, ()), _ALTERED) for snapshot_id in altered}
     return rules | protect(map(to_candidate, held), datetime.now(UTC))
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from snapmgr.access.deletion import await_space, delete
-from snapmgr.access.storage_check import check_storage
+from snapmgr.access.storage_check import check_storage, remaining_ids
 from snapmgr.backup.sweep import sweep
-from snapmgr.contract.errors import InUseError, SnapmgrError
+from snapmgr.contract.abilities import AlterationCheck
+from snapmgr.contract.errors import AlteredError, InUseError, SnapmgrError
 from snapmgr.retention import Candidate, Decision, Policy, PrunePlan, plan
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 # A BROKEN snapshot has no storage; its manifest stays so that people can read the reason, but not for ever.
 _BROKEN_KEPT = timedelta(days=30)
+ALTERED = "changed by hand after it was taken: left to you, see snapmgr doctor"
 _MISSING = "not found in its storage"
 
 
@@ -32,6 +34,8 @@ class Pruned:
     plan: PrunePlan
     deleted: tuple[str, ...]
     kept_in_use: tuple[str, ...]
+    kept_altered: tuple[str, ...]
+    """Planned to be deleted, but somebody had changed their data by hand."""
     failures: tuple[SnapmgrError, ...]
 
 
@@ -55,8 +59,9 @@ def to_candidate(entry: Entry, *, in_use: bool = False) -> Candidate:
 def plan_prune(ctx: Context, job: Job, now: datetime) -> PrunePlan:
     """Return the snapshots that the job's policy keeps and deletes, with reasons; change nothing.
 
-    A snapshot that somebody deleted by hand, or whose storage does not answer, must not count as one to keep: the
-    plan for the existing ones is made as if there were no others.
+    A snapshot that somebody deleted or changed by hand, or whose storage does not answer, must not count as one to
+    keep: the plan for the existing ones is made as if there were no others. One that was changed is left: it may hold
+    somebody's work.
     """
     in_use = {lease.snapshot_id for lease in ctx.catalog.leases()[0]}
     ready = [entry for entry in ctx.catalog.entries(job.name)[0] if entry.manifest.state == "ready"]
@@ -66,13 +71,17 @@ def plan_prune(ctx: Context, job: Job, now: datetime) -> PrunePlan:
     existing = {snapshot_id for snapshot_id, presence in presences.items() if presence == "complete"}
     of_all = plan(candidates, policy, now)
     of_existing = plan([one for one in candidates if one.id in existing], policy, now)
+    altered = {snapshot_id for snapshot_id, presence in presences.items() if presence == "altered"}
     taken_at = {one.id: (one.taken_at, one.id) for one in candidates}
 
     def merge(of_existing: tuple[Decision, ...], of_all: tuple[Decision, ...]) -> tuple[Decision, ...]:
-        missing = [Decision(id=one.id, reasons=(*one.reasons, _MISSING)) for one in of_all if one.id not in existing]
+        missing = [one for one in of_all if one.id not in existing | altered]
+        missing = [Decision(id=one.id, reasons=(*one.reasons, _MISSING)) for one in missing]
         return tuple(sorted((*of_existing, *missing), key=lambda one: taken_at[one.id], reverse=True))
 
-    return PrunePlan(keep=merge(of_existing.keep, of_all.keep), delete=merge(of_existing.delete, of_all.delete))
+    left = tuple(Decision(id=one.id, reasons=(ALTERED,)) for one in candidates if one.id in altered)
+    keep = merge((*of_existing.keep, *left), of_all.keep)
+    return PrunePlan(keep=keep, delete=merge(of_existing.delete, of_all.delete))
 
 
 def prune(ctx: Context, job: Job, *, wait: bool = False) -> Pruned:
@@ -86,6 +95,7 @@ def prune(ctx: Context, job: Job, *, wait: bool = False) -> Pruned:
     deleted: list[str] = []
     waiting: list[Manifest] = []
     in_use: list[str] = []
+    altered: list[str] = []
     with ctx.catalog.job_lock(job.name):
         failures = list(sweep(ctx, job.name))
         planned = plan_prune(ctx, job, now)
@@ -93,9 +103,13 @@ def prune(ctx: Context, job: Job, *, wait: bool = False) -> Pruned:
             ctx.progress("pruning", number, len(planned.delete))
             try:
                 manifest = ctx.catalog.load(decision.id).manifest
+                _refuse_altered(ctx, manifest)
                 delete(ctx, decision.id)
                 deleted.append(decision.id)
                 waiting.append(manifest)
+            except AlteredError as error:
+                ctx.tell(f"warning: keeping {decision.id}: {error.message}")
+                altered.append(decision.id)
             except InUseError as error:
                 ctx.tell(f"keeping {decision.id}: {error.message}")
                 in_use.append(decision.id)
@@ -108,14 +122,28 @@ def prune(ctx: Context, job: Job, *, wait: bool = False) -> Pruned:
             await_space(ctx, manifest)
         except SnapmgrError as error:
             failures.append(error)
-    return Pruned(plan=planned, deleted=tuple(deleted), kept_in_use=tuple(in_use), failures=tuple(failures))
+    return Pruned(
+        plan=planned,
+        deleted=tuple(deleted),
+        kept_in_use=tuple(in_use),
+        kept_altered=tuple(altered),
+        failures=tuple(failures),
+    )
+
+
+def _refuse_altered(ctx: Context, manifest: Manifest) -> None:
+    """Raise AlteredError if a copy of folders was changed: an inventory does not find that out, as it takes a walk."""
+    for member in manifest.members:
+        backend = ctx.backend(member.ref.backend)
+        if isinstance(backend, AlterationCheck):
+            backend.refuse_altered(member.ref)
 
 
 def _forget_broken(ctx: Context, job: Job, now: datetime) -> None:
-    """Forget old BROKEN snapshots without storage; the members that are left of a set still need their manifest."""
+    """Forget old BROKEN snapshots of which the storage holds nothing more: until then doctor needs the manifest."""
     old = [entry.manifest for entry in ctx.catalog.entries(job.name)[0] if entry.manifest.state == "broken"]
     old = [manifest for manifest in old if manifest.created_at < now - _BROKEN_KEPT]
-    presences = check_storage(ctx, (manifest for manifest in old if manifest.members))
+    left = remaining_ids(ctx, old)
     for manifest in old:
-        if presences.get(manifest.id, "gone") == "gone":
+        if manifest.id not in left:
             ctx.catalog.forget(manifest.id)

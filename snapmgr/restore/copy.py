@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 from snapmgr.access.attach import place_of
 from snapmgr.contract.errors import StorageError
 from snapmgr.contract.units import format_size
-from snapmgr.mysql.datadir.relocation import LISTS, absolute_folders, absolute_names, relocated_options
+from snapmgr.mysql.datadir.relocation import (
+    LISTS,
+    absolute_folders,
+    absolute_names,
+    name_own_logs,
+    relocated_options,
+    seen_from,
+)
 from snapmgr.system.kernel import sync_file_system
 from snapmgr.system.paths import lies_in, shown
 from snapmgr.tree.compare import compare
@@ -117,14 +124,16 @@ class TreeRestore:
             for folder, source_fd in sources.items():
                 self._copy(copy, folder, source_fd)
             progress.end()
-            if self._manifest.source == "mysql":
-                self._add_server_paths()
             self._sync()
             tally = copy.tally
             contents = tally.inodes if read_back else set[int]()
             differences = self._compare(sources, contents, tally.copied_bytes if read_back else 0)
             if differences:
                 self._write_differences(differences)
+            if self._manifest.source == "mysql":
+                # After the comparison: the snapshot's lists name the live logs.
+                self._name_own_logs()
+                self._add_server_paths()
             self._sync()
         server = self._manifest.server
         places, absent = self._folder_map.copies.keys(), self._manifest.absent
@@ -214,21 +223,35 @@ class TreeRestore:
         with _reached(self._destination.tree_fd, os.path.relpath(datadir, self._dest)) as datadir_fd:
             for name, path in absolute_names(datadir_fd):
                 self._add_external(os.path.normpath(os.path.join(datadir, name)), path)
-        settings = self._manifest.server.settings if self._manifest.server is not None else {}
-        for key in LISTS:
-            path = os.path.normpath(os.path.join(self._manifest.path, settings.get(key, "")))
-            moved = self._moved(path)
-            if key in settings and moved != path:
-                self._add_listed_paths(moved)
+        for path, _ in self._lists():
+            with suppress(FileNotFoundError), self._folder_of(path) as fd:
+                for to in absolute_folders(os.path.basename(path), fd):
+                    self._add_external(path, to)
 
-    def _add_listed_paths(self, path: str) -> None:
-        folder, name = os.path.split(path)
-        with (
-            suppress(FileNotFoundError),
-            _reached(self._destination.tree_fd, os.path.relpath(folder, self._dest)) as fd,
-        ):
-            for to in absolute_folders(name, fd):
-                self._add_external(path, to)
+    def _name_own_logs(self) -> None:
+        """Make the restored indexes name the restored logs: a server would purge the live ones."""
+        datadir = self._moved(self._manifest.path)
+        for path, base in self._lists():
+            logs = os.path.dirname(base)
+            if not lies_in(logs, self._dest):
+                continue  # not in the snapshot
+            with suppress(FileNotFoundError), self._folder_of(base) as logs_fd, self._folder_of(path) as fd:
+                if name_own_logs(os.path.basename(path), fd, seen_from(datadir, logs), os.listdir(logs_fd)):
+                    self._ctx.tell(f"{path}: changed to name the restored logs")
+
+    def _lists(self) -> Iterator[tuple[str, str]]:
+        """Yield the path of each restored list of logs, and the path that its logs' names begin with."""
+        settings = self._manifest.server.settings if self._manifest.server is not None else {}
+        for key, base in LISTS.items():
+            if key in settings and base in settings:
+                path, logs = (os.path.normpath(os.path.join(self._manifest.path, settings[one])) for one in (key, base))
+                if self._moved(path) != path:
+                    yield self._moved(path), self._moved(logs)
+
+    @contextmanager
+    def _folder_of(self, path: str) -> Iterator[int]:
+        with _reached(self._destination.tree_fd, os.path.relpath(os.path.dirname(path), self._dest)) as fd:
+            yield fd
 
     def _sync(self) -> None:
         try:

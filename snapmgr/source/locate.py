@@ -165,5 +165,6 @@ def _needs(job: Job, live: LiveServer, taken: BackendChoice, *, still: bool) -> 
         logs_apart=(*apart, *taken.absent),
         settings=live.durability,
         replica=bool(live.channels),
+        applies=any(channel.applies for channel in live.channels) and not job.stop_replica,
         parallel_applier=live.parallel_applier and not job.stop_replica,
     )

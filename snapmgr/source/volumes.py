@@ -100,12 +100,12 @@ def choose_backend(ctx: Context, job: Job, wanted: SourceNeeds) -> BackendChoice
         except ConfigError:
             raise  # a typo in [backend.NAME] must not end in another backend
         except SnapmgrError as error:
-            refusals[name] = _true_refusal(ctx, name, wanted, error) if len(names) > 1 else error
+            refusals[name] = _true_refusal(ctx, name, wanted, error)
             continue
         if fitting[-1][0]:
             break  # no other can be better, and another might walk through a whole tree first
     if not fitting:
-        raise _none_fits(wanted, refusals)
+        raise _none_fits(ctx, wanted, refusals)
     taken = max(fitting, key=lambda candidate: candidate[0])[1]
     if wanted.one_instant:
         _refuse_set(taken.shares, wanted)
@@ -117,10 +117,10 @@ def _try_backend(ctx: Context, name: str, wanted: SourceNeeds) -> tuple[bool, Ba
     backend = ctx.backend(name)
     found = locate_all(ctx, backend, wanted)
     if isinstance(found, NotMine):
-        raise StorageError(found.reason, hint=found.hint)
+        raise _refusal(found)
     atomic = backend.capabilities(tuple(share.volume for share in found.shares)).atomicity == "volume"
     if wanted.one_instant and not atomic:
-        raise NotQuiescedError(
+        raise _ByFileError(
             f"{name} copies {wanted.path} file by file, which is not consistent under a running server"
             + (f"; other places: {_name_places(wanted.places)}" if wanted.places else ""),
             hint='set quiesce = "freeze-process" in the job (clients wait for the copy: docs/explanation/freeze.md), '
@@ -139,22 +139,63 @@ def _true_refusal(ctx: Context, name: str, wanted: SourceNeeds, error: SnapmgrEr
         return error
     except SnapmgrError as other:
         return other  # the folder does not exist
-    return StorageError(found.reason, hint=found.hint) if isinstance(found, NotMine) else error
+    return _refusal(found) if isinstance(found, NotMine) else error
 
 
-def _none_fits(wanted: SourceNeeds, refusals: dict[str, SnapmgrError]) -> SnapmgrError:
-    for refusal in refusals.values():
-        if isinstance(refusal, NotQuiescedError):
-            return refusal
-    missing = any(isinstance(refusal, MissingRequirementError) for refusal in refusals.values())
+class _ForeignError(StorageError):
+    """The source is on another kind of storage than the backend's."""
+
+
+class _ByFileError(NotQuiescedError):
+    """The backend copies file by file, and a server writes meanwhile."""
+
+
+def _refusal(found: NotMine) -> StorageError:
+    return (_ForeignError if found.foreign else StorageError)(found.reason, hint=found.hint)
+
+
+def _none_fits(ctx: Context, wanted: SourceNeeds, refusals: dict[str, SnapmgrError]) -> SnapmgrError:
+    """Return the error to raise: the reason of the backend that is nearest to being able."""
     if len({one.message for one in refusals.values()}) == 1 < len(refusals):
         return next(iter(refusals.values()))  # the folder is the reason, not a storage
-    texts = [f"{name}: {one.message}" + (f" ({one.hint})" if one.hint else "") for name, one in refusals.items()]
-    ways = ["move it to a btrfs subvolume or a logical volume"]
-    ways += ["stop the server"] if wanted.one_instant else ["to XFS or JuiceFS"]
-    return (MissingRequirementError if missing else StorageError)(
-        f"no backend can snapshot {wanted.path}: {'; '.join(texts) or 'none is installed'}",
-        hint=None if missing else ", or ".join(ways),
+    near = {name: one for name, one in refusals.items() if not isinstance(one, _ForeignError)}
+    if not near and len(refusals) > 1:
+        return _of_no_backend(ctx, wanted)
+    near = near or refusals
+    least = min((_distance(one) for one in near.values()), default=0)
+    told = {name: one for name, one in near.items() if _distance(one) == least}
+    first = next(iter(told.values()), StorageError("no backend is installed"))
+    if isinstance(first, NotQuiescedError):
+        return first
+    if len(told) <= 1:
+        which = f" by {next(iter(told))}" if told else ""
+        return type(first)(f"cannot snapshot {wanted.path}{which}: {first.message}", hint=first.hint)
+    texts = [f"{name}: {one.message}" + (f" ({one.hint})" if one.hint else "") for name, one in told.items()]
+    return type(first)(f"no backend can snapshot {wanted.path}: {'; '.join(texts)}")
+
+
+def _distance(refusal: SnapmgrError) -> int:
+    """Return how far a backend is from being able: 0 after an installation, 1 after a move or change of the source."""
+    if isinstance(refusal, MissingRequirementError):
+        return 0
+    if isinstance(refusal, NotQuiescedError):
+        return 3 if isinstance(refusal, _ByFileError) else 1
+    return 2
+
+
+def _of_no_backend(ctx: Context, wanted: SourceNeeds) -> StorageError:
+    target = find_target(wanted.path, runner=ctx.runner)
+    mounted = target.mount.point + (f" on {target.devices[0].path}" if target.devices else "")
+    return StorageError(
+        f"no backend can snapshot {wanted.path}: it is on {target.mount.fs_type}, mounted at {mounted}",
+        hint=(
+            "move the data to a btrfs subvolume or a logical volume (LVM); or leave them and set "
+            'source = "physical": the server\'s own tool then copies to a staging folder on btrfs, LVM, XFS or '
+            "JuiceFS. Stopping the server would not help"
+            if wanted.one_instant
+            else "move the data to btrfs, a logical volume (LVM), XFS or JuiceFS; or set allow_plain_copy in "
+            "[backend.reflink]: each snapshot is then a full copy"
+        ),
     )
 
 

@@ -25,7 +25,7 @@ from snapmgr.contract.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PROGRAM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Variables that programs may need from our caller; all others (LD_PRELOAD, TERM, LANG, passwords, …) are dropped.
 _KEPT = ("HOME", "TMPDIR", "LVM_SYSTEM_DIR", "DM_DISABLE_UDEV")
 _STDERR_SHOWN = 2000
@@ -51,15 +51,17 @@ _PACKAGES = {
 def clean_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     """Return the environment that every program gets: a fixed PATH and locale, HOME and TMPDIR, and `extra`."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    return {"PATH": _PATH, "LC_ALL": "C.UTF-8"} | kept | (extra or {})
+    return {"PATH": PROGRAM_PATH, "LC_ALL": "C.UTF-8"} | kept | (extra or {})
 
 
 def find_program(name: str) -> str:
     """Given a program's name, return its path. Raises MissingRequirementError with the package to install."""
-    found = shutil.which(name, path=_PATH)
+    found = shutil.which(name, path=PROGRAM_PATH)
     if found is None:
         package = _PACKAGES.get(name)
-        hint = f"apt-get install {package}" if package else f"install it, or correct its name; searched in {_PATH}"
+        hint = (
+            f"apt-get install {package}" if package else f"install it, or correct its name; searched in {PROGRAM_PATH}"
+        )
         raise MissingRequirementError(f"the program {name} is not installed", hint=hint)
     return found
 

@@ -92,6 +92,7 @@ class LocatingContract(Contract):
         located = lab.backend().locate(lab.target(foreign))
         assert isinstance(located, NotMine)
         assert len(located.reason) > len("no")
+        assert located.foreign, "NotMine.foreign is not set: users would see this reason beside a nearer backend's"
 
     def test_nested_mount_is_named_and_left_out(self, lab: Lab) -> None:
         """A mount below the target is in `excluded`, and an empty folder in the snapshot."""

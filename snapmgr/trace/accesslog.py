@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import add
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,17 @@ class Trace:
     """Number of lines "#" that stand before a row of `operations`: one for each second in which no operation ended."""
     truncated: str | None = None
     """Why only part of the file could be read: "cut off", "damaged"; None if all was read."""
+
+    @cached_property
+    def recorded(self) -> Operations:
+        """The operations without those of the recorder itself, which reads the mount's counters."""
+        operations, header = self.operations, self.header or {}
+        inode = header.get("stats_inode")
+        threads = {header.get("thread"), (self.trailer or {}).get("sampler")}
+        if inode is None:
+            return operations
+        rows = zip(operations.inode, operations.thread, strict=True)
+        return operations.selected(at != inode and thread not in threads for at, thread in rows)
 
 
 class _Known(dict[bytes, int]):

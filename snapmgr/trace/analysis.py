@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeGuard
 
-from snapmgr.contract.units import format_duration
+from snapmgr.contract.units import format_duration, format_size
 from snapmgr.trace.counters import Counted, growth
 from snapmgr.trace.holes import Hole, holes
 from snapmgr.trace.verdict import TraceFacts
@@ -65,15 +65,15 @@ class Analysis:
 
 
 def analyse(trace: Trace) -> Analysis:
-    """Return the analysis of a log."""
-    operations = trace.operations
+    """Return the analysis of a log, without the recorder's own operations."""
+    operations = trace.recorded
     counted = _counted(trace)
     span_us = _counted_span_us(trace)
     first_us, last_us = _span_us(operations)
     recorded_s = (trace.trailer or {}).get("wall_s")
     wall_s = float(recorded_s) if isinstance(recorded_s, int | float) else (last_us - first_us) / _US
     mean, most = _under_way(operations, wall_s)
-    missing = _missing(operations, counted, *span_us) if counted is not None else None
+    missing = _missing(trace.operations, counted, *span_us) if counted is not None else None
     # Times that are assumed show nothing.
     found = () if missing == {} or operations.untimed else holes(trace)
     return Analysis(
@@ -109,6 +109,8 @@ def facts_of(trace: Trace, analysis: Analysis) -> TraceFacts:
         fsyncs=fsyncs,
         counted=analysis.counted,
         writeback=header.get("writeback"),
+        prepares=header.get("prepares") is True,
+        folder=header.get("folder"),
         missing=analysis.missing or {},
         unchecked=analysis.missing is None,
         silent_s=_silent_s(analysis.holes),
@@ -140,6 +142,25 @@ def _caveats(trace: Trace, missing: Mapping[str, int] | None, found: tuple[Hole,
 
 def _silent_s(found: tuple[Hole, ...]) -> float:
     return sum(hole.to_us - hole.from_us for hole in found) / _US
+
+
+def described(trace: Trace) -> str:
+    """Return what was recorded, in one line: command, volume, client, mount options; "" for a log of another origin."""
+    header = trace.header or {}
+    if not header.get("volume"):
+        return ""
+    what = [f"{header['command']} on {header.get('folder') or header.get('point')}"] if header.get("command") else []
+    what += [f"volume {header['volume']}", f"JuiceFS {header.get('version')}"]
+    options = ["writeback"] if header.get("writeback") else []
+    # The file is not trusted.
+    delay_s, cache, uploads = (
+        value if isinstance(value := header.get(name), int | float) and value > 0 else 0
+        for name in ("upload_delay_s", "cache_bytes", "max_uploads")
+    )
+    options += [f"upload-delay {format_duration(delay_s)}"] if delay_s else []
+    options += [f"cache-size {format_size(int(cache))}"] if cache else []
+    options += [f"max-uploads {int(uploads)}"] if uploads else []
+    return ", ".join(what) + (f"; mounted with {', '.join(options)}" if options else "")
 
 
 def file_name(operations: Operations, inode: int) -> str:

@@ -35,6 +35,8 @@ class Mounted:
     writeback: bool | None
     upload_delay_s: float
     cache_bytes: int
+    max_uploads: int
+    """Parallel uploads; 0: unknown."""
 
     def counters(self) -> dict[str, float]:
         """Return the current counters, if there are any. Raises SnapmgrError if the mount is gone."""
@@ -73,6 +75,7 @@ def find_mount(path: Path) -> Mounted:
             writeback=chunk.get("Writeback"),
             upload_delay_s=float(chunk.get("UploadDelay") or 0) * _DELAY_UNIT_S,
             cache_bytes=int(chunk.get("CacheSize") or 0),
+            max_uploads=int(chunk.get("MaxUpload") or 0),
         )
     except (ValueError, AttributeError, TypeError) as error:
         raise SnapmgrError(f"{point}/{prefix}config cannot be parsed: {error}") from None

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass, field
+from itertools import compress
+
+_COLUMNS = ("end_us", "duration_us", "thread", "name", "inode", "size", "offset", "got", "status")
 
 
 @dataclass(kw_only=True)
@@ -33,10 +38,20 @@ class Operations:
     """"OK" first, then the errors that occur."""
     paths: dict[int, str] = field(default_factory=dict)
     """File names that the log has (lookup, create, rename): inode to name, with its folder's path if known."""
+    threads: dict[int, str] = field(default_factory=dict)
+    """Names of threads that have one: in a comparison, that of the recording and the number."""
     skipped: int = 0
     """Lines that are damaged, cut off, or not from this log."""
     untimed: int = 0
     """Lines without a time: their operations are assumed to follow one another."""
+
+    def selected(self, keep: Iterable[bool]) -> Operations:
+        """Return the operations for whose row `keep` is true; names, paths and counts of lines stay."""
+        chosen, kept = list(keep), copy(self)
+        for name in _COLUMNS:
+            column: array[int] = getattr(self, name)
+            setattr(kept, name, array(column.typecode, compress(column, chosen)))
+        return kept
 
     def __len__(self) -> int:
         """Return the number of operations."""

@@ -16,16 +16,17 @@ import zlib
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from snapmgr import __version__
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, SnapmgrError
 from snapmgr.system.command import start_for_user, wait_for
 from snapmgr.trace.accesslog import HEADER, TRAILER
+from snapmgr.trace.sampling import Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from snapmgr.system.command import Process
     from snapmgr.trace.mounted import Mounted
@@ -42,6 +43,7 @@ _JOIN_WITHIN_S = 5.0
 _MARKS = 2
 _NICE = -10
 _GOES = "juicefs_go_"
+_TOOLS = ("mariadb-backup", "mariabackup", "xtrabackup")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +92,12 @@ def record(
         pump.start()
         process: Process | None = None
         try:
-            process = _started(command, path)
-            why = _watch(pump, process, stopped, start_s + duration_s if duration_s is not None else None)
+            with Sampler(mount) as sampler:
+                process = _started(command, path)
+                why = _watch(pump, process, stopped, start_s + duration_s if duration_s is not None else None)
             pump.finish_soon()
             end: dict[str, Any] = {"stopped_by": why, "wall_s": time.monotonic() - start_s}
+            end |= {"samples": sampler.samples, "sampler": sampler.native_id}
             # They are missing if the mount is gone.
             with suppress(SnapmgrError):
                 end["counters"] = _kept(mount.counters())
@@ -136,9 +140,26 @@ def _header(mount: Mounted, counters: dict[str, float], command: Sequence[str]) 
         "zone_offset_s": int(offset.total_seconds()) if offset else 0,
         # Not its arguments, which may contain a password.
         "command": os.path.basename(command[0]) if command else None,
+        "prepares": _prepares(command),
+        "folder": _folder(command, mount.point),
         "thread": threading.get_native_id(),
         "counters": _kept(counters),
     }
+
+
+def _prepares(command: Sequence[str]) -> bool:
+    """Whether a command prepares a backup: with the servers' own tools, or with us."""
+    name = os.path.basename(command[0]) if command else ""
+    return (name in _TOOLS and "--prepare" in command) or (name == "snapmgr" and "prepare" in command)
+
+
+def _folder(command: Sequence[str], point: Path) -> str | None:
+    """Return the first argument, or value of an option, that is a folder on the mount: such a path is no secret."""
+    for word in command[1:]:
+        for text in (word, word.partition("=")[2]):
+            if text and os.path.isdir(text) and Path(os.path.realpath(text)).is_relative_to(os.path.realpath(point)):
+                return os.path.abspath(text)
+    return None
 
 
 def _kept(counters: dict[str, float]) -> dict[str, float]:

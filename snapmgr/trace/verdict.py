@@ -10,17 +10,15 @@ from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.contract.units import format_duration, format_size
+from snapmgr.trace.remedy import remedy, too_little_room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from snapmgr.trace.counters import Counted
+    from snapmgr.trace.remedy import Action
 
 Bottleneck = Literal["fsync", "upload", "download", "read", "write", "cpu", "compaction", "program", "unknown"]
-Action = Literal[
-    "use-memory", "cache-size", "warm-up", "writeback", "upload-delay", "flush-method", "scratch", "record", "none"
-]
-
 FSYNC_SHARE = 0.2
 MANY_FSYNCS = 20
 """With enough memory for all changed pages the measured prepare needed 15, else 91."""
@@ -40,7 +38,7 @@ class TraceFacts:
 
     wall_s: float
     read_s: float = 0.0
-    """Seconds in which a read was running; from counters the sum over all threads."""
+    """Seconds in which a read was running; see `summed`. Likewise for writes and fsyncs."""
     write_s: float = 0.0
     fsync_s: float = 0.0
     fsyncs: int = 0
@@ -50,6 +48,10 @@ class TraceFacts:
     """Whether the mount has `--writeback`; None: unknown."""
     writeback_allowed: bool = True
     """False if the mount's options cannot be changed."""
+    prepares: bool = False
+    """Whether the program prepares a backup."""
+    folder: str | None = None
+    """The folder that the program works on."""
     data_bytes: int | None = None
     """Size of the folder that the program works on."""
     scratch_free_bytes: int | None = None
@@ -59,6 +61,8 @@ class TraceFacts:
 
     With any of these, no verdict is possible.
     """
+    summed: bool = False
+    """Whether the seconds of parallel operations are added up: then they can be more than `wall_s`."""
     unchecked: bool = False
     """Whether nothing shows that the log is complete."""
     silent_s: float = 0.0
@@ -111,10 +115,11 @@ def facts_from_counters(
     *,
     writeback: bool | None = None,
     writeback_allowed: bool = True,
+    folder: str | None = None,
     data_bytes: int | None = None,
     scratch_free_bytes: int | None = None,
 ) -> TraceFacts:
-    """Given the growth of a mount's counters over `wall_s`, return the facts that need no log."""
+    """Given the growth of a mount's counters over `wall_s`, the time of a prepare, return the facts without a log."""
     return TraceFacts(
         wall_s=wall_s,
         read_s=counted.operation_s.get("read", 0.0),
@@ -122,6 +127,9 @@ def facts_from_counters(
         fsync_s=counted.operation_s.get("fsync", 0.0),
         fsyncs=counted.operations.get("fsync", 0),
         counted=counted,
+        summed=True,
+        prepares=True,
+        folder=folder,
         writeback=writeback,
         writeback_allowed=writeback_allowed,
         data_bytes=data_bytes,
@@ -147,7 +155,13 @@ def judge(facts: TraceFacts) -> Verdict:
 
 def _complete(facts: TraceFacts) -> tuple[Finding, ...]:
     """Return the findings for a log that has all lines."""
-    return tuple(_findings(facts)) or (_elsewhere(facts),)
+    found = tuple(_findings(facts)) or (_elsewhere(facts),)
+    first = found[0]
+    if facts.prepares and first.action not in {"scratch", "record", "none"} and _has_room(facts):
+        # In the storage it takes several times as long, whatever the settings are.
+        advice = f"{_advice('scratch', facts)}; or stay on the mount: {first.advice}"
+        return (replace(first, action="scratch", advice=advice), *found[1:])
+    return found
 
 
 def _fills(facts: TraceFacts) -> Iterator[TraceFacts]:
@@ -209,18 +223,17 @@ def _findings(facts: TraceFacts) -> Iterator[Finding]:
     if facts.fsync_s > FSYNC_SHARE * facts.wall_s and facts.fsyncs >= MANY_FSYNCS:
         yield Finding(
             bottleneck="fsync",
-            why=f"{facts.fsyncs} fsyncs took {_share(facts.fsync_s, facts)}",
+            why=_took(f"{facts.fsyncs} fsyncs", facts.fsync_s, facts),
             action="use-memory",
-            advice="give the program enough memory for all pages that it changes, so that it flushes less often: "
-            "snapmgr prepare … --tool-option=--use-memory=SIZE",
+            advice=_advice("use-memory", facts),
         )
     if facts.read_s > HELD_SHARE * facts.wall_s:
         yield from _of_reads(facts)
     elif facts.fsync_s > FSYNC_SHARE * facts.wall_s and facts.fsyncs < MANY_FSYNCS:
-        why = f"{facts.fsyncs} fsyncs took {_share(facts.fsync_s, facts)}: each waits until its file is uploaded"
+        why = f"{_took(f'{facts.fsyncs} fsyncs', facts.fsync_s, facts)}: each waits until its file is uploaded"
         yield _to_writeback(facts, "fsync", why)
     if facts.write_s > HELD_SHARE * facts.wall_s:
-        yield _to_writeback(facts, "write", f"writes took {_share(facts.write_s, facts)}: they wait for uploads")
+        yield _to_writeback(facts, "write", f"{_took('writes', facts.write_s, facts)}: they wait for uploads")
     if counted is None:
         return
     held_s = facts.read_s + facts.write_s + facts.fsync_s
@@ -228,9 +241,9 @@ def _findings(facts: TraceFacts) -> Iterator[Finding]:
         yield Finding(
             bottleneck="cpu",
             why=f"the JuiceFS client used {counted.cpu_s / facts.wall_s:.1f} processors, while reads, writes and "
-            f"fsyncs took only {_share(held_s, facts)}",
+            f"fsyncs together took only {_share(held_s, facts)}",
             action="scratch",
-            advice=_scratch(facts),
+            advice=_advice("scratch", facts),
         )
     if counted.written_bytes and counted.compaction_bytes > COMPACTION_FACTOR * counted.written_bytes:
         yield Finding(
@@ -238,22 +251,25 @@ def _findings(facts: TraceFacts) -> Iterator[Finding]:
             why=f"compaction rewrote {format_size(counted.compaction_bytes)} for {format_size(counted.written_bytes)} "
             "written: each small write becomes a separate slice",
             action="scratch",
-            advice=_scratch(facts),
+            advice=_advice("scratch", facts),
         )
 
 
 def _of_reads(facts: TraceFacts) -> Iterator[Finding]:
     """Yield why reads are slow: a read first uploads its file's changes, then downloads blocks that are not cached."""
     counted = facts.counted
-    took = f"reads took {_share(facts.read_s, facts)}"
+    took = _took("reads", facts.read_s, facts)
     if counted is None:
         yield Finding(bottleneck="read", why=took, action="record", advice=_RECORD_COUNTERS)
         return
     causes: list[tuple[float, Finding]] = []
-    if counted.puts >= MANY_REQUESTS and counted.put_bytes < SMALL_PUT_BYTES * counted.puts:
-        average = format_size(counted.put_bytes // counted.puts)
+    # Compaction uploads whole blocks, which nobody waits for.
+    put_bytes = max(counted.put_bytes - counted.compaction_bytes, 0)
+    if counted.puts >= MANY_REQUESTS and put_bytes < SMALL_PUT_BYTES * counted.puts:
+        average = format_size(put_bytes // counted.puts)
         why = (
-            f"{took}, and {counted.puts} uploads of {average} each: a read waits until its file's changes are uploaded"
+            f"{took}, and {counted.puts} uploads of {average} each, compaction left out: a read waits until its file's "
+            "changes are uploaded"
         )
         causes.append((counted.put_s, _to_writeback(facts, "upload", why)))
     looked_up = counted.cache_hits + counted.cache_misses
@@ -263,7 +279,7 @@ def _of_reads(facts: TraceFacts) -> Iterator[Finding]:
         yield from (finding for _, finding in sorted(causes, key=lambda cause: -cause[0]))
     else:
         why = f"{took}, though little of it was downloaded or uploaded"
-        yield Finding(bottleneck="read", why=why, action="scratch", advice=_scratch(facts))
+        yield Finding(bottleneck="read", why=why, action="scratch", advice=_advice("scratch", facts))
 
 
 def _to_cache(facts: TraceFacts, counted: Counted, took: str) -> Finding:
@@ -274,52 +290,35 @@ def _to_cache(facts: TraceFacts, counted: Counted, took: str) -> Finding:
             bottleneck="download",
             why=f"{why}, which evicted {counted.evictions}",
             action="cache-size",
-            advice="let the cache hold the whole folder: snapmgr prepare … --mount-option cache-size=4G",
+            advice=_advice("cache-size", facts),
         )
-    return Finding(
-        bottleneck="download", why=why, action="warm-up", advice="warm the cache first: juicefs warmup FOLDER"
-    )
+    return Finding(bottleneck="download", why=why, action="warm-up", advice=_advice("warm-up", facts))
 
 
 def _to_writeback(facts: TraceFacts, bottleneck: Bottleneck, why: str) -> Finding:
+    action: Action = "upload-delay" if facts.writeback else "writeback"
     if not facts.writeback_allowed:
-        return Finding(
-            bottleneck=bottleneck,
-            why=why,
-            action="flush-method",
-            advice="let the program leave flushing to fsync: snapmgr prepare … "
-            "--tool-option=--innodb-flush-method=fsync; or prepare on local scratch",
-        )
-    if facts.writeback:
-        return Finding(
-            bottleneck=bottleneck,
-            why=why,
-            action="upload-delay",
-            advice="the mount has writeback: let uploads wait until the program is done: "
-            "snapmgr prepare … --mount-option upload-delay=1h",
-        )
-    return Finding(
-        bottleneck=bottleneck,
-        why=why,
-        action="writeback",
-        advice="on a mount that nobody else uses, upload in the background: snapmgr prepare … --mount-option writeback",
-    )
+        action = "flush-method"
+    return Finding(bottleneck=bottleneck, why=why, action=action, advice=_advice(action, facts))
 
 
-def _scratch(facts: TraceFacts) -> str:
-    if facts.data_bytes is None or facts.scratch_free_bytes is None or facts.scratch_free_bytes > facts.data_bytes:
-        return "work on a copy on a local disk: snapmgr prepare … --result scratch"
-    return (
-        f"work on a local disk; its {format_size(facts.scratch_free_bytes)} free are too little for a copy of "
-        f"{format_size(facts.data_bytes)}, so only changed data can be kept there"
-    )
+def _advice(action: Action, facts: TraceFacts) -> str:
+    if action == "scratch" and not _has_room(facts):
+        return too_little_room(facts.scratch_free_bytes or 0, facts.data_bytes or 0)
+    return remedy(action, prepares=facts.prepares, folder=facts.folder)
+
+
+def _has_room(facts: TraceFacts) -> bool:
+    """Whether a local disk has room for a copy, as far as is known."""
+    return facts.data_bytes is None or facts.scratch_free_bytes is None or facts.scratch_free_bytes > facts.data_bytes
 
 
 def _elsewhere(facts: TraceFacts) -> Finding:
-    held_s = facts.read_s + facts.write_s + facts.fsync_s
+    took = {"reads": facts.read_s, "writes": facts.write_s, "fsyncs": facts.fsync_s}
+    each = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in took.items())
     return Finding(
         bottleneck="program",
-        why=f"reads, writes and fsyncs took {_share(held_s, facts)} together, and none of them dominates: "
+        why=f"of {format_duration(facts.wall_s)} the mount had {'at most' if facts.summed else 'only'} {each}: "
         "the rest is the program's own time, and operations on names and attributes",
         action="record" if facts.unchecked else "none",
         advice="make sure that no line is missing: snapmgr trace record MOUNT -- COMMAND"
@@ -328,7 +327,14 @@ def _elsewhere(facts: TraceFacts) -> Finding:
     )
 
 
+def _took(what: str, seconds: float, facts: TraceFacts) -> str:
+    if seconds > facts.wall_s:
+        at_once = seconds / facts.wall_s
+        return f"{what} overlapped, {at_once:.1f} at once on average over {format_duration(facts.wall_s)}"
+    return f"{what} took {'up to ' if facts.summed else ''}{_share(seconds, facts)}"
+
+
 def _share(seconds: float, facts: TraceFacts) -> str:
-    """Return "41 s of 60 s (68 %)"; several threads together can exceed 100 %."""
+    """Return "41 s of 60 s (68 %)"."""
     percent = 100 * seconds / facts.wall_s
     return f"{format_duration(seconds)} of {format_duration(facts.wall_s)} ({percent:.0f} %)"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from snapmgr.access.attach import place_of
 from snapmgr.mysql.binlog.events import MYSQL_ENCRYPTED_MAGIC
 from snapmgr.mysql.binlog.gtid import GtidError, MysqlGtidSet
+from snapmgr.mysql.binlog.reader import BinlogError, BinlogReader, EncryptedBinlogError
 from snapmgr.mysql.datadir.plainfile import open_plain
 from snapmgr.mysql.lock.position import read_gtid
 from snapmgr.system.paths import lies_in
@@ -24,11 +27,14 @@ _ENCRYPTED_HEADER_BYTES = 512
 
 
 class BinlogFindings:
-    """Passed checks and failures, one sentence each."""
+    """Passed checks, remarks about what is not checked, and failures, one sentence each."""
 
     def __init__(self) -> None:
         self.checks: list[str] = []
+        self.notes: list[str] = []
         self.failures: list[str] = []
+        self.encrypted = False
+        """Whether the last binary log is encrypted."""
 
 
 def check_binlog(manifest: Manifest, folders: Mapping[str, Path], found: BinlogFindings) -> None:
@@ -41,10 +47,10 @@ def check_binlog(manifest: Manifest, folders: Mapping[str, Path], found: BinlogF
     if position is None or server is None or not server.log_bin:
         return
     if logs_absent(manifest):
-        found.checks.append("the end of its binary logs was not compared: the snapshot does not contain them")
+        found.notes.append("the end of its binary logs was not compared: the snapshot does not contain them")
         return
     path = place_of(os.path.join(server.datadir, os.path.dirname(server.log_bin), position.file), folders)
-    size = _size(path) if path is not None else None
+    size, found.encrypted = _size(path) if path is not None else (None, False)
     unlocked = manifest.quiesce is not None and manifest.quiesce.level == "crash-consistent"
     if size is None:
         found.failures.append(f"the recorded binlog {position.file} is missing")
@@ -69,7 +75,7 @@ def compare_gtid(manifest: Manifest, connection: Connection, found: BinlogFindin
         return
     if server.flavor == "mariadb" and logs_absent(manifest):
         # MariaDB reads it from the logs alone; MySQL keeps it in its tables as well.
-        found.checks.append("its GTID was not compared: the snapshot does not contain its binary logs")
+        found.notes.append("its GTID was not compared: the snapshot does not contain its binary logs")
         return
     gtid = read_gtid(connection, server.flavor)
     if gtid == position.gtid or (server.flavor == "mysql" and _same_set(gtid, position.gtid)):
@@ -96,13 +102,28 @@ def _same_set(one: str, other: str) -> bool:
         return False
 
 
-def _size(path: Path) -> int | None:
-    """Return the length of a binary log, counted as its positions are; None if it is missing."""
+def _size(path: Path) -> tuple[int | None, bool]:
+    """Return the length of a binary log, counted as its positions are, and whether it is encrypted.
+
+    The length is None if the file is missing.
+    """
     try:
         with open_plain(str(path)) as file:
-            encrypted = file.read(len(MYSQL_ENCRYPTED_MAGIC)) == MYSQL_ENCRYPTED_MAGIC
+            headed = file.read(len(MYSQL_ENCRYPTED_MAGIC)) == MYSQL_ENCRYPTED_MAGIC
             size = os.fstat(file.fileno()).st_size
+            encrypted = _is_encrypted(BinlogReader(file, path.name))
     except FileNotFoundError:
-        return None
+        return None, False
     # MariaDB's encrypted logs have no such header.
-    return size - _ENCRYPTED_HEADER_BYTES if encrypted else size
+    return (size - _ENCRYPTED_HEADER_BYTES if headed else size), encrypted
+
+
+def _is_encrypted(reader: BinlogReader) -> bool:
+    try:
+        # MariaDB says so in the event after the format's description.
+        deque(islice(reader.events(), 2), maxlen=0)
+    except EncryptedBinlogError:
+        return True
+    except BinlogError:
+        return False
+    return False

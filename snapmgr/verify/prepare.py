@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from snapmgr.config.model import Verify
 from snapmgr.contract.errors import ConfigError, VerificationError
 from snapmgr.mysql.datadir.origin import read_origin
 from snapmgr.mysql.datadir.plainfile import open_plain
-from snapmgr.mysql.datadir.relocation import relocated_options
+from snapmgr.mysql.datadir.relocation import name_own_logs, relocated_options, seen_from
 from snapmgr.mysql.lock.position import read_gtid
 from snapmgr.mysql.server.program import server_for
 from snapmgr.mysql.server.throwaway import copy_server
@@ -26,6 +26,8 @@ from snapmgr.system.host import signals_held
 from snapmgr.system.kernel import sync_file_system
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from snapmgr.catalog.manifest import Lease, Manifest
     from snapmgr.catalog.store import Entry
     from snapmgr.context import Context
@@ -165,11 +167,8 @@ class _Recovery:
                 hint="this should not happen; examine the snapshot: snapmgr verify, snapmgr mount",
             )
         self._rewrite_indexes()
-        fd = os.open(self._data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with _opened(self._data) as fd:
             sync_file_system(fd)
-        finally:
-            os.close(fd)
         return _RECOVERY.search(first.log) is not None, second
 
     def relocated_options(self) -> tuple[str, ...]:
@@ -211,22 +210,33 @@ class _Recovery:
         settings = self._recorded.settings if self._recorded is not None else {}
         for kind in ("log_bin", "relay_log"):
             if base := settings.get(f"{kind}_basename"):
-                self._rewrite_index(
-                    self._copy_of(settings.get(f"{kind}_index", f"{base}.index")), self._copy_of(base).parent
-                )
+                index, logs = settings.get(f"{kind}_index", f"{base}.index"), self._copy_of(base).parent
+                self._rewrite_index(self._copy_of(index), logs)
+                if kind == "relay_log" and (applied := settings.get("relay_log_info_file")):
+                    self._rewrite_applied(self._copy_of(applied), logs)
+
+    def _rewrite_applied(self, path: Path, logs: Path) -> None:
+        with suppress(FileNotFoundError), _opened(path.parent) as folder_fd:
+            name_own_logs(path.name, folder_fd, seen_from(str(self._data), str(logs)), os.listdir(logs))
 
     def _rewrite_index(self, index: Path, logs: Path) -> None:
-        inside = logs == self._data or self._data in logs.parents
-        prefix = Path("./", logs.relative_to(self._data)) if inside else logs
+        seen = os.fsencode(seen_from(str(self._data), str(logs)))
         with suppress(FileNotFoundError), open_plain(str(index), write=True) as file:
-            lines = [line for line in file.read().splitlines() if line]
+            names = [os.path.basename(line) for line in file.read().splitlines() if line]
             file.seek(0)
-            for line in lines:
-                name = os.fsdecode(os.path.basename(line))
-                file.write(os.fsencode(f"./{prefix / name}" if inside else str(prefix / name)) + b"\n")
+            file.writelines(os.path.join(seen, name) + b"\n" for name in names)
             file.truncate()
 
     def _copy_of(self, path: str) -> Path:
         """Return where the copy of `path` (from the datadir) is; in the clone's datadir if its folder has no copy."""
         copy = place_of(os.path.join(self._datadir, path), self._copies)
         return copy if copy is not None and copy.parent.is_dir() else self._data / os.path.basename(path)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -17,17 +17,21 @@ from snapmgr.contract.errors import (
     AlteredError,
     CommandError,
     ConfigError,
+    MissingRequirementError,
     NotFoundError,
     SnapmgrError,
     VerificationError,
 )
 from snapmgr.mysql.connect.client import MysqlError
+from snapmgr.mysql.datadir.engines import hidden_tables
 from snapmgr.mysql.server.check import check_tables, run_assertions
 from snapmgr.mysql.server.throwaway import copy_server
 from snapmgr.physical.apply import make_ready
 from snapmgr.verify.binlog_check import BinlogFindings, check_binlog, compare_gtid
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from snapmgr.catalog.manifest import Lease, Manifest
     from snapmgr.catalog.store import Entry
     from snapmgr.context import Context
@@ -36,14 +40,19 @@ if TYPE_CHECKING:
 
 
 _FAILURES_SHOWN = 5
+_LACKING = (
+    "give the throwaway server the plugins and keys of the source, then verify it again: "
+    "docs/explanation/verification.md"
+)
 
 
 def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verification:
     """Verify a READY snapshot on a clone and record the result; `how` is the job's verify table, else its defaults.
 
     Raises VerificationError if it does not restore as expected (recorded as failed), MissingRequirementError if the
-    server program or space is missing on this machine (not recorded, as it does not concern the snapshot), LostError if
-    it overflowed. The clone is removed afterwards.
+    server program, space, or all that is needed to read any table is missing on this machine (not recorded, as it does
+    not concern the snapshot), LostError if it overflowed. If some tables could not be looked at, the result is
+    "partly": see `incomplete`. The clone is removed afterwards.
     """
     how = how or Verify()
     manifest = entry.manifest
@@ -55,6 +64,7 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
     start = time.monotonic()
     trial = _Trial(ctx, manifest, how)
     verification: Verification | None = None
+    mountable = True
     try:
         with (
             removing_if_lost(ctx, manifest),
@@ -77,17 +87,38 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
         elif isinstance(error, NotFoundError | AlteredError):
             gone = "its storage is gone: " if isinstance(error, NotFoundError) else ""
             trial.failures.append(gone + error.message)
+            mountable = False
             verification = trial.record(time.monotonic() - start)
         else:
             raise
     if trial.failures:
-        more = len(trial.failures) - _FAILURES_SHOWN
         raise VerificationError(
-            f"snapshot {manifest.id} failed its verification: {'; '.join(trial.failures[:_FAILURES_SHOWN])}"
-            + (f"; and {more} more (snapmgr show {manifest.short_id})" if more > 0 else ""),
-            hint=f"examine it: snapmgr mount {manifest.short_id}; rely on another snapshot until the cause is known",
+            f"snapshot {manifest.id} failed its verification: {_shown(trial.failures, manifest)}",
+            hint=_advice(manifest, mountable=mountable),
         )
     return verification
+
+
+def _advice(manifest: Manifest, *, mountable: bool) -> str:
+    if mountable:
+        return f"examine it: snapmgr mount {manifest.short_id}; rely on another snapshot until the cause is known"
+    return f"rely on another snapshot ({manifest.job}@latest); to find out more: snapmgr doctor {manifest.job}"
+
+
+def incomplete(manifest: Manifest, verification: Verification) -> MissingRequirementError | None:
+    """Return the error for a verification that could not look at everything; None for another."""
+    if verification.result != "partly":
+        return None
+    return MissingRequirementError(
+        f"snapshot {manifest.id} is only partly verified: {_shown(verification.unchecked, manifest)}", hint=_LACKING
+    )
+
+
+def _shown(sentences: Sequence[str], manifest: Manifest) -> str:
+    more = len(sentences) - _FAILURES_SHOWN
+    return "; ".join(sentences[:_FAILURES_SHOWN]) + (
+        f"; and {more} more (snapmgr show {manifest.short_id})" if more > 0 else ""
+    )
 
 
 class _Trial:
@@ -97,6 +128,7 @@ class _Trial:
         self.found = BinlogFindings()
         self.checks = self.found.checks
         self.failures = self.found.failures
+        self.unchecked: list[str] = []
         self._ctx = ctx
         self._manifest = manifest
         self._how = how
@@ -106,10 +138,12 @@ class _Trial:
         """Store the findings so far as the snapshot's verification, and return it."""
         verification = Verification(
             at=datetime.now(UTC),
-            result="failed" if self.failures else "passed",
+            result="failed" if self.failures else "partly" if self.unchecked else "passed",
             duration_s=duration_s,
             checks=tuple(self.checks),
+            unchecked=tuple(self.unchecked),
             failures=tuple(self.failures),
+            notes=tuple(self.found.notes),
         )
         self._ctx.catalog.write_verification(self._manifest.id, verification)
         try:
@@ -157,17 +191,16 @@ class _Trial:
             scratch_dir=self._ctx.config.scratch_dir,
             time_limit_s=self._deadline - time.monotonic(),
             tell=self._ctx.tell,
+            encrypted_logs=self.found.encrypted,
         ) as server:
             self.checks.append(f"{server.binary.flavor} {server.binary.version} started and recovered")
             with server.connect() as connection:
                 compare_gtid(self._manifest, connection, self.found)
-                self._check_tables(server, connection)
-            if self.failures and (missing := server.missing_keys("encrypted data could not be checked")):
-                raise missing
+                self._check_tables(server, connection, data)
             if not server.shutdown():
                 self.failures.append("the server on the clone did not shut down cleanly")
 
-    def _check_tables(self, server: ThrowawayServer, connection: Connection) -> None:
+    def _check_tables(self, server: ThrowawayServer, connection: Connection, data: Path) -> None:
         how = self._how
         if how.check != "none":
             report = check_tables(
@@ -182,9 +215,25 @@ class _Trial:
             self.checks.append(
                 f"CHECK TABLE {how.check.upper()} of {report.tables_checked} of {report.tables_total} tables"
             )
-            self.checks.extend(report.notes)
+            self.found.notes.extend(report.notes)
+            self.unchecked.extend(report.unchecked)
+            if server.binary.flavor == "mariadb" and server.running:
+                hidden = hidden_tables(connection, data)
+                self.unchecked.extend(f"{path}: its engine ARCHIVE is not loaded" for path in hidden)
             self.failures.extend(report.failures)
+            if self.unchecked and not report.user_tables_checked and not self.failures:
+                why = f"; {server.no_keys}" if server.no_keys and server.missing_keys("") else ""
+                raise MissingRequirementError(
+                    f"no table of the users of {self._manifest.id} could be looked at: "
+                    f"{_shown(self.unchecked, self._manifest)}{why}",
+                    hint=_LACKING,
+                )
         if how.assertions and server.running:
-            wrong = run_assertions(connection, how.assertions, deadline=self._deadline)
-            self.checks.append(f"{len(how.assertions) - len(wrong)} of {len(how.assertions)} assertions hold")
+            wrong, untried = run_assertions(
+                connection, how.assertions, deadline=self._deadline, unchecked=self.unchecked
+            )
+            held = len(how.assertions) - len(wrong) - len(untried)
+            if held:
+                self.checks.append(f"{held} of {len(how.assertions)} assertions hold")
             self.failures.extend(wrong)
+            self.unchecked.extend(untried)

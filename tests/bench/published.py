@@ -11,21 +11,24 @@ Each sample is on disk at once: what was interrupted goes on at the next start w
     ./run measure published --pack tests/golden/bench/published.tar.xz     # the samples, as they are committed
     ./run measure published --report tests/golden/bench/published.tar.xz   # the tables of
     docs/explanation/published-experiments.md
+    ./run measure published --chart tests/golden/bench/published.tar.xz    # its picture, published-experiments.svg
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import math
 import os
 import subprocess
 import sys
 import tarfile
 from collections import Counter
 from dataclasses import asdict, dataclass
+from importlib import resources
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from snapmgr.bench.published.figures import STALLS
 from snapmgr.bench.published.judgement import compare_published
@@ -33,11 +36,15 @@ from snapmgr.bench.results.samples import Results, read
 from snapmgr.bench.scenarios.blog import scenario as blog
 from snapmgr.bench.statistics.comparison import groups
 from snapmgr.contract.units import format_duration, format_quantity
+from snapmgr.drawing.ratios import RatioGroup, RatioRow, ratio_chart
+from snapmgr.drawing.svg import WIDE
 from support.spinningdisk import disk_library, preloading
 from support.storage import work_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from snapmgr.drawing.ratios import Kind
 
 _ROOT = Path(__file__).parents[2]
 _KEEP = Path("/var/tmp/snapmgr-bench-published")
@@ -61,6 +68,15 @@ _FIGURES = {
     *("intervals_without_write_before", "intervals_without_write_after", "longest_without_write_after_s"),
     *("files_written_before", "files_written_after"),
 }
+# Of the published ratios, those that the picture shows. Extents would need a scale of their own.
+_DRAWN = {
+    "random-update/fill": "Fill, LVM + ext4 ÷ btrfs",
+    "random-update/update-durable": "Random updates until durable, LVM + ext4 ÷ btrfs",
+    "random-update/read": "Linear read afterwards, LVM + ext4 ÷ btrfs",
+    "blog/reads-after": "Blogs read after the snapshot, LVM + ext4 ÷ btrfs",
+    "blog/reads-kept-btrfs": "Blogs read on btrfs, after ÷ before the snapshot",
+    "blog/writes-kept-btrfs": "Blogs written on btrfs, after ÷ before the snapshot",
+}
 # The kernel's name for a stack of disks that do not turn is wrong here, and disks that turn have nothing to discard.
 _INSIDE = f"""
 set -eu
@@ -73,6 +89,14 @@ for queue in /sys/block/ubda/queue /sys/block/dm-0/queue; do
 done
 exec "$@"
 """
+
+
+class Named(Protocol):
+    """An experiment; its results are in a folder of that name."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +178,7 @@ def show(chosen: Sequence[Repetition], keep: Path, repeats: int) -> None:
         print(f"{one.name:14}{have} of {repeats} blocks, {len(seconds)} samples, about {format_duration(left_s)} left")
 
 
-def pack(chosen: Sequence[Repetition], keep: Path, file: Path) -> None:
+def pack(chosen: Sequence[Named], keep: Path, file: Path) -> None:
     """Write the samples into one archive, the same bytes for the same samples."""
     with tarfile.open(file, "w:xz", preset=9) as archive:
         for path in sorted(path for one in chosen for path in (keep / one.name).glob("*.json")):
@@ -212,6 +236,34 @@ def _ours(row: dict[str, Any]) -> str:
     return f"{row['ours_text']}, n = {ours['n']}" if ours else str(row["ours_text"])
 
 
+def chart(samples: Sequence[dict[str, Any]]) -> str:
+    """Return a picture that stands alone: each published ratio of `repaired` above ours, on one scale."""
+    drawn = []
+    for row in compare_published(samples)["rows"]:
+        ours, (low, high) = row["ours"], row["published"] or (0, 0)
+        if not ours or row["key"] not in _DRAWN or not row["experiment"].endswith("repaired"):
+            continue
+        kind: Kind = {"holds": "better", "does not hold": "worse"}.get(row["verdict"], "same")  # type: ignore[assignment]
+        here = RatioRow(
+            label="here", value=ours["value"], low=ours["low"], high=ours["high"], text=ours["text"], kind=kind
+        )
+        text = f"{math.sqrt(low * high):.2f}"
+        there = RatioRow(label="published", value=math.sqrt(low * high), low=low, high=high, text=text, kind="other")
+        title = f"{_DRAWN[row['key']]}: {row['verdict']}"
+        drawn.append(RatioGroup(title=title, better="neither", rows=[there, here]))
+    svg = ratio_chart(
+        drawn,
+        width=WIDE,
+        title="The published ratios of LVM + ext4 to btrfs, and ours",
+        description="Each with its interval of 95 % on a logarithmic scale; the first table has the same figures.",
+        ident="published",
+    )
+    css = resources.files("snapmgr.bench.report").joinpath("page.css").read_text(encoding="utf-8")
+    style = css[: css.index("* {")] + "".join(f"{line}\n" for line in css.splitlines() if line.startswith("svg "))
+    head, tag, rest = svg.partition(">")
+    return f"{head}{tag}<style>\n{style}svg {{ background: var(--paper); }}\n</style>{rest}\n"
+
+
 def _with_files(sample: dict[str, Any]) -> dict[str, Any]:
     """Return a sample of the blogs, which was made when there was only the curve of it, with the count of files."""
     infos = {info.name: info for info in blog.metrics if info.name.startswith("files_written_")}
@@ -256,6 +308,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="say what is missing, and measure nothing")
     parser.add_argument("--pack", type=Path, metavar="FILE", help="write the samples into an archive, measure nothing")
     parser.add_argument("--unpack", type=Path, metavar="FILE", help="begin with the samples of an archive")
+    parser.add_argument("--chart", type=Path, metavar="FILE", help="print the picture of an archive, measure nothing")
     parser.add_argument(
         "--report",
         type=Path,
@@ -267,6 +320,9 @@ def main() -> int:
     if arguments.report:
         samples, *plain = map(unpacked, arguments.report)
         print("\n".join([*report(samples, *plain), "", *figures(samples)]))
+        return 0
+    if arguments.chart:
+        print(chart(unpacked(arguments.chart)), end="")
         return 0
     wanted = arguments.only.split(",")
     chosen = [one for one in REPETITIONS if one.name in wanted]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -188,3 +189,49 @@ def test_the_command_measures_each_storage_and_leaves_nothing(target, tmp_path):
     assert (lvm.run("dmsetup", "ls"), lvm.run("losetup", "--all"), Path("/proc/self/mountinfo").read_text()) == before
     assert list(Path("/dev").glob("snapmgr*")) == []
     assert list(Path("/run/snapmgr/bench").glob("*")) == []
+
+
+# Enough blocks for advice, on a machine that says it is no guest. A sample is one snapshot, one storage is slowed, so
+# that there is a difference.
+_ADVISING = _PROGRAM.replace("least=0, most=0", "least=6, most=6").replace(
+    "from snapmgr.cli.main import main",
+    """
+from snapmgr.bench.device import hostfacts
+from snapmgr.bench.model import Outcome
+hostfacts.virtualisation = lambda runner: {"vm": "none", "container": "none", "dmi": None}
+def snap(self, bench):
+    create_s = bench.snapshot().create_s + (5 if bench.stack.name == "btrfs-nocow" else 0)
+    return Outcome(metrics={"create_s": create_s})
+snapshot_ops.SnapshotOps.run = snap
+from snapmgr.cli.main import main
+""",
+)
+
+
+def _snapmgr(*words):
+    return subprocess.run(
+        [sys.executable, "-c", _ADVISING, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_the_command_advises_on_a_disk(target, tmp_path):
+    """From `bench run` to the advice, with a control that the only scenario cannot run on."""
+    words = ["snapshot-ops", "--profile", "smoke", "--budget", "10m", "--size", "16M", "--seed", "1"]
+    words += ["--stacks", "btrfs,btrfs-nocow,ext4", "--on", target, "-o", str(tmp_path / "results")]
+    done = _snapmgr("bench", "run", *words)
+    assert done.returncode == 0, done.stderr
+    assert "For a database with snapshots: btrfs." in done.stderr.splitlines()
+    shown = _snapmgr("bench", "show", str(tmp_path / "results"), "--json")
+    found = json.loads(shown.stdout)
+    assert not [one for one in found["warnings"] if one["level"] == "alarm"], found["warnings"]
+    (use,) = found["recommendation"]["uses"]
+    assert (use["use"], use["chosen"], use["sure"]) == ("oltp", "btrfs", "shown")
+    assert use["order"] == [["btrfs"], ["btrfs-nocow"]]
+    said = {one["kind"]: one["text"] for one in use["sentences"]}
+    assert said["guarantee"].startswith("btrfs: a snapshot is atomic for the whole volume; a running server needs a ")
+    assert said["avoid"].startswith("btrfs-nocow: Snapshot call")
+    assert {(one["scenario"], one["stack"]) for one in found["absent"]} == {("snapshot-ops", "ext4")}

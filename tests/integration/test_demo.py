@@ -32,7 +32,7 @@ def test_demonstration_from_end_to_end(pytestconfig):
     assert process.returncode == 0, said
     held_ms = [float(number) for number in re.findall(r"lock: waited .*, held ([\d.]+) ms \(storage call", said)]
     assert len(held_ms) == 2, said
-    assert said.count("proved restorable in") == 2
+    assert said.count("proved restorable; the proof took ") == 2
     assert said.count("the clone is writable, the snapshot never changes") == 1
     assert re.search(r"deleted +demo\.\S+ +no rule keeps it", said), said
     # A server has started on the restored folder, and the lost state directory is as it was.

@@ -63,7 +63,7 @@ def test_ddl_without_a_lock_is_seen(server: PrivateServer) -> None:
     with connect(credentials) as connection:
         abilities = probe_abilities(connection, identify(connection))
     choice = choose("crash-consistent", abilities, LockNeeds(engines={"InnoDB": 1}, settings=_DURABLE))
-    bounds = LockBounds(lock_wait_s=1, lock_attempts=1, lock_hold_s=3)
+    bounds = LockBounds(max_stall_s=1, lock_attempts=1, lock_hold_s=3)
     with lockless(credentials, abilities, choice, bounds, check=lambda _: None, sync=lambda: None) as free:
         name, _ = _TIME_LIMIT[server.kind.flavor]
         with server.connect(init_command=f"SET SESSION {name} = 0") as other, other.cursor() as cursor:

@@ -74,3 +74,26 @@ def _move(source: Path, target: Path) -> None:
     subprocess.run(["btrfs", "property", "set", "-f", source, "ro", "false"], check=True)
     source.rename(target)
     subprocess.run(["btrfs", "property", "set", "-f", target, "ro", "true"], check=True)
+
+
+def test_a_run_is_not_over_before_its_verification(scene: Scene) -> None:
+    """Another run is refused meanwhile, and what needs only a moment of the job is not."""
+    go_on = scene.folder / "go-on"
+    started = scene.folder / "started"
+    _configure(scene, f"touch {started}; while [ ! -e {go_on} ]; do sleep 0.05; done")
+    assert scene.run("backup", "files").returncode == 0
+    (first,) = scene.entries()
+    running = scene.start("backup", "files", "--verify")
+    try:
+        wait_until(started.exists)
+        refused = scene.run("backup", "files")
+        assert refused.returncode == 3, refused.stderr
+        assert f"another run of job files is active (pid {running.pid})" in refused.stderr
+        assert scene.run("delete", first.manifest.id).returncode == 0
+        assert scene.run("doctor", "files").returncode == 0
+    finally:
+        go_on.touch()
+        running.communicate(timeout=60)
+    assert running.returncode == 0
+    assert len(scene.entries()) == 1
+    assert scene.run("backup", "files").returncode == 0

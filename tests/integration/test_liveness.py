@@ -210,7 +210,7 @@ def held(site: LockSite, hold_s: float) -> Iterator[tuple[HeldLock, Connection]]
     credentials = Credentials(socket=str(site.server.socket), user=ACCOUNT)
     with connect(credentials) as connection:
         abilities = probe_abilities(connection, identify(connection))
-    bounds = LockBounds(lock_wait_s=5, lock_attempts=1, lock_hold_s=hold_s)
+    bounds = LockBounds(max_stall_s=5, lock_attempts=1, lock_hold_s=hold_s)
     choice = choose("auto", abilities, LockNeeds())
     with locked(credentials, abilities, choice, bounds, check=lambda _: None, sync=lambda: None) as lock:
         yield lock, lock._connection

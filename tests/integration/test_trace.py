@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from snapmgr.cli.main import main
-from snapmgr.trace.analysis import analyse, facts_of
+from snapmgr.trace.analysis import analyse, described, facts_of
 from snapmgr.trace.mounted import find_mount
 from snapmgr.trace.reading import read_trace
+from snapmgr.trace.sampling import series
 from snapmgr.trace.verdict import judge
 from support.juicefs import juicefs_program, juicefs_volume
 from support.processes import wait_until
@@ -98,9 +99,12 @@ def test_a_command_is_recorded_and_its_exit_code_passed_on(volume, tmp_path, cap
     assert trace.trailer["stopped_by"] == "command"
     assert (trace.trailer["command_exit"], trace.trailer["complete"]) == (3, True)
     assert trace.header["volume"] == volume.name
-    # Of the command its name: a password may be among its arguments.
+    # Of the command its name and its folder: a password may be among its other arguments.
     assert trace.header["command"] == Path(sys.executable).name
-    assert str(folder) not in json.dumps(trace.header)
+    assert trace.header["folder"] == str(folder)
+    assert "os.pwrite" not in json.dumps(trace.header)
+    assert described(trace).startswith(f"{Path(sys.executable).name} on {folder}, volume {volume.name}, JuiceFS 1.")
+    assert "mounted with cache-size" in described(trace)
     analysis = analyse(trace)
     assert analysis.missing == {}
     counts = {total.key: total for total in analysis.totals["operation"]}
@@ -108,6 +112,15 @@ def test_a_command_is_recorded_and_its_exit_code_passed_on(volume, tmp_path, cap
     assert counts["rename"].count == counts["fsync"].count == 1
     written = next(total for total in analysis.totals["file"] if total.key.endswith("/done") or total.key == "done")
     assert written.size_bytes == 500 * 4096
+    # The recorder's own readings of the counters are not the program's.
+    assert all(total.key != ".stats" for total in analysis.totals["file"])
+    put = next(one for one in series(trace) if one.name == "PUT")
+    assert sum(value * (end - begin) / 1e6 for begin, end, value in put.steps) == pytest.approx(
+        analysis.counted.put_bytes, abs=1 << 20
+    )
+    first_us, last_us = put.steps[0][0], put.steps[-1][1]
+    assert abs(first_us - analysis.first_us) < 2_000_000
+    assert last_us - first_us < 2_000_000 + analysis.wall_s * 1e6
     # The client's counters and its log agree.
     counted = analysis.counted.operations
     logged = Counter(trace.operations.names[name] for name in trace.operations.name)
@@ -144,7 +157,11 @@ def test_the_sums_are_those_of_the_client_s_profiler(volume, recording, tmp_path
         entry.stat()
     assert end(process) == str(path)
     plain = tmp_path / "plain.log"
-    plain.write_bytes(zlib.decompress(path.read_bytes(), 31))
+    trace = read_trace(str(path))
+    # Without what the recorder itself did: reading the counters.
+    own = rb"pid:(%d|%d)\]|\(%d[,)]" % (trace.header["thread"], trace.trailer["sampler"], trace.header["stats_inode"])
+    lines = zlib.decompress(path.read_bytes(), 31).splitlines(keepends=True)
+    plain.write_bytes(b"".join(line for line in lines if not re.search(own, line)))
     done = profiled(plain)
     rows = [line.split() for line in done.stdout.splitlines() if len(line.split()) == 5]
     profile = {name: (int(count), int(total)) for name, count, _, total, _ in rows if count.isdigit()}

@@ -12,8 +12,9 @@ import pytest
 
 from snapmgr.trace.accesslog import Trace
 from snapmgr.trace.analysis import analyse, facts_of
+from snapmgr.trace.compare import Side
 from snapmgr.trace.lanes import lanes, starts_us
-from snapmgr.trace.page import write_page
+from snapmgr.trace.page import write_comparison, write_page
 from snapmgr.trace.verdict import Finding, Verdict, judge
 from support.accesslog import read_blocks
 from support.browser import browser
@@ -418,3 +419,52 @@ def test_missing_lines_are_hatched_and_told(opened, tmp_path):
         canvas = f"document.getElementById('{name}')"
         hatched, plain = (opened.evaluate(f"{red}({canvas}, {at})") for at in (share, 0.25))
         assert hatched > 100 > plain, name
+
+
+def test_a_comparison_has_both_timelines_on_one_axis(opened, tmp_path):
+    def side(log):
+        trace = read_blocks(log)
+        analysis = analyse(trace)
+        return Side(trace=trace, analysis=analysis, verdict=judge(facts_of(trace, analysis)))
+
+    log = gzip.decompress((GOLDEN / "phases.log.gz").read_bytes()).splitlines(keepends=True)
+    with (tmp_path / "change.html").open("wb") as file:
+        write_comparison(side(log), side(log[: len(log) // 2]), file, title="before and after")
+    opened.events.clear()
+    opened.resize(*NARROW, touch=True)
+    opened.open(tmp_path / "change.html")
+    opened.wait("document.getElementById('scope').textContent.includes('operations')")
+    assert opened.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [NARROW[0]] * 2
+    assert {row[0][:1] for row in _table(opened, "by-thread")} == {"A", "B"}
+    assert {row[0][:2] for row in _table(opened, "by-file")} <= {"A:", "B:", "no"}
+    assert "times as fast" in opened.evaluate("document.querySelector('.verdict').innerText")
+    opened.evaluate("document.querySelector('details').open = true")
+    assert _table(opened, "measures")[0][0] == "length"
+    assert opened.evaluate("document.documentElement.scrollWidth") == NARROW[0]
+    assert opened.complaints() == []
+    opened.resize(*WIDE)
+
+
+def test_requests_to_the_object_store_and_staged_data_are_strips_above_the_threads(opened, tmp_path):
+    trace = read_blocks(gzip.decompress((GOLDEN / "phases.log.gz").read_bytes()).splitlines(keepends=True))
+    begin = analyse(trace).first_us
+    fields = ("at_us", "gets", "get_bytes", "puts", "put_bytes", "staged_blocks", "staged_bytes")
+    rows = (
+        (begin, 0, 0, 0, 0, 0, 0),
+        (begin + 500_000, 5, 1 << 20, 0, 0, 0, 0),
+        (begin + 10**6, 9, 2 << 20, 3, 99, 1, 7),
+    )
+    trace.trailer = {
+        "samples": [dict(zip(fields, row, strict=True)) for row in (*rows, (begin + 15 * 10**5, *rows[2][1:]))]
+    }
+    with (tmp_path / "trace.html").open("wb") as file:
+        write_page(trace, file)
+    opened.open(tmp_path / "trace.html")
+    opened.wait("document.getElementById('scope').textContent.includes('operations')")
+    left, _, width, height = _box(opened, "objects")
+    assert (left, width, height) == (*_box(opened, "timeline")[::2], 3 * 46)
+    with (tmp_path / "plain.html").open("wb") as file:
+        write_page(Trace(operations=trace.operations), file)
+    opened.open(tmp_path / "plain.html")
+    opened.wait("document.getElementById('scope').textContent.includes('operations')")
+    assert _box(opened, "objects")[3] == 0

@@ -157,7 +157,7 @@ class LockSite:
         self._write_job(more, attempts, hold_s, wait_s)
 
     def _write_job(self, more: str, attempts: int, hold_s: float, wait_s: float) -> None:
-        bounds = f'lock_hold = "{hold_s * 1000:g}ms"\nlock_wait = "{wait_s * 1000:g}ms"\nlock_attempts = {attempts}'
+        bounds = f'lock_hold = "{hold_s * 1000:g}ms"\nmax_stall = "{wait_s * 1000:g}ms"\nlock_attempts = {attempts}'
         job = f'source = "mysql"\nsocket = "{self.server.socket}"\nuser = "{ACCOUNT}"\n{bounds}\n{more}\n'
         self.scene.configure(text=f"[job.demo]\n{job}")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["classic", "thin"]
 # In a guest starting a program takes 20 ms and an lvcreate up to a second.
-_JOB = 'lock_wait = "30s"\nlock_hold = "30s"'
+_JOB = 'max_stall = "30s"\nlock_hold = "30s"'
 
 
 class LvmScene(Scene):

@@ -114,7 +114,7 @@ class VolumeScene(Scene):
         lines += [f"kill -KILL {os.getpid()} $PPID"] if strike.with_us else []
         trap.write_text("\n".join([*lines, "exit $code", ""]))
         trap.chmod(0o755)
-        command._PATH = f"{folder}:{command._PATH}"
+        command.PROGRAM_PATH = f"{folder}:{command.PROGRAM_PATH}"
 
     def ok(self, *arguments: str) -> str:
         """Run a command that must succeed and return its stdout."""

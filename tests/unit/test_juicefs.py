@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 from snapmgr.api import Mount, NotMine, StorageError, Target
 from snapmgr.system.paths import mounted_inside
 from snapmgr_juicefs import JuicefsConfig, leftovers, locating, program, tree
-from snapmgr_juicefs.client import Client, own_mount, sessions, translate
+from snapmgr_juicefs.client import Client, own_mount, sessions, translate, wait_uploaded
 
 _NOW = 1_800_000_000.0
 _HOUR = 3600.0
@@ -271,3 +274,17 @@ def test_clone_is_completed_and_compared(tmp_path: Path) -> None:
         (clone / "more").touch()
         with pytest.raises(StorageError, match="has 4 entries in its top, the original had 3"):
             tree.complete(fd, tree.Flushed(counts=seen.counts), "origin")
+
+
+def test_waiting_for_uploads_ends_when_the_client_does(tmp_path):
+    staged = tmp_path / "cache" / "rawstaging"
+    staged.mkdir(parents=True)
+    (staged / "block").write_bytes(b"x" * 100)
+    process = subprocess.Popen(["sleep", "60"])
+    gone = threading.Timer(0.3, lambda: (process.kill(), process.wait()))
+    gone.start()
+    start = time.monotonic()
+    with pytest.raises(StorageError, match="is gone, and 100 B are still only in its cache"):
+        wait_uploaded(_client(pid=process.pid, cache_dirs=(str(tmp_path / "cache"),)), 20.0)
+    assert time.monotonic() - start < 10
+    gone.join()

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from snapmgr.contract.records import NotMine, Pool, Volume
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotQuiescedError, SnapmgrError, StorageError
+from snapmgr.contract.records import Capabilities, NotMine, Pool, Volume
 from snapmgr.mysql.datadir.layout import DataPlace
-from snapmgr.source.volumes import SourceNeeds, VolumeShare, locate_all, name_excluded
+from snapmgr.source.volumes import SourceNeeds, VolumeShare, choose_backend, locate_all, name_excluded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,9 +45,19 @@ class Table:
 
 @dataclass
 class Surroundings:
-    """What `locate_all` needs of a context."""
+    """What `locate_all` and `choose_backend` need of a context."""
 
     runner: Any = None
+    backends: dict[str, Any] = field(default_factory=dict)
+    lacking: tuple[str, ...] = ()
+
+    def backend(self, name: str) -> Any:
+        if name in self.lacking:
+            raise MissingRequirementError(f"{name} lacks its library", hint=f"install {name}'s library")
+        return self.backends[name]
+
+    def unchecked_backend(self, name: str) -> Any:
+        return self.backends[name]
 
 
 def locate(table: Table, path: Path, *places: Path) -> tuple[VolumeShare, ...] | NotMine:
@@ -112,3 +123,105 @@ def test_a_folder_of_no_volume_is_named(tmp_path: Path, whose: str) -> None:
     refusal = locate(Table({} if whose == "source" else {str(data): "1"}), data, log)
     assert isinstance(refusal, NotMine)
     assert whose == "source" or str(log) in refusal.reason
+
+
+@dataclass
+class Storage(Table):
+    """A backend that holds the path of its test, or says why it does not."""
+
+    name: str = ""
+    atomicity: str = "volume"
+    why_not: NotMine | None = None
+
+    def locate(self, target: Target) -> Volume | NotMine:
+        return self.why_not or super().locate(target)
+
+    def capabilities(self, _volumes: object) -> Capabilities:
+        return Capabilities(atomicity=self.atomicity, clone="native", survives_origin=True)  # type: ignore[arg-type]
+
+
+def refusal(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    why_not: dict[str, NotMine | None],
+    *,
+    lacking: tuple[str, ...] = (),
+    one_instant: bool = True,
+    job: str = "auto",
+) -> SnapmgrError:
+    """What a user reads if the backends refuse like this; None is a backend that copies the path file by file."""
+    backends = {
+        name: Storage({str(path): "1"}, name=name, atomicity="file", why_not=reason) for name, reason in why_not.items()
+    }
+    monkeypatch.setattr("snapmgr.source.volumes.list_plugins", lambda: [Named(name) for name in backends])
+    with pytest.raises(SnapmgrError) as caught:
+        choose_backend(
+            Surroundings(backends=backends, lacking=lacking),  # type: ignore[arg-type]
+            Named(backend=job),  # type: ignore[arg-type]
+            SourceNeeds(path=str(path), one_instant=one_instant),
+        )
+    return caught.value
+
+
+@dataclass
+class Named:
+    name: str = ""
+    backend: str = ""
+
+
+ELSEWHERE = NotMine(reason="it is of another kind", foreign=True)
+BUSY = NotMine(reason="a merge is running", hint="wait for it")
+
+
+@pytest.mark.parametrize(
+    ("one_instant", "hint", "not_in_hint"),
+    [(True, ("btrfs", "physical", "would not help"), "stop the server"), (False, ("XFS", "allow_plain_copy"), "stop")],
+)
+def test_storage_without_snapshots_is_named_with_what_helps(tmp_path, monkeypatch, one_instant, hint, not_in_hint):
+    kinds = {"btrfs": ELSEWHERE, "lvm": NotMine(reason="it is on no volume", foreign=True), "juicefs": ELSEWHERE}
+    # A library that is missing has nothing to do with it.
+    error = refusal(tmp_path, monkeypatch, kinds, lacking=("btrfs", "juicefs"), one_instant=one_instant)
+    assert isinstance(error, StorageError)
+    assert f"no backend can snapshot {tmp_path}: it is on " in error.message
+    assert "another kind" not in error.message
+    assert not [word for word in ("btrfs:", "lvm", "juicefs", "library") if word in error.message]
+    assert [word for word in hint if word not in str(error.hint)] == []
+    assert not_in_hint not in str(error.hint)
+
+
+@pytest.mark.parametrize(
+    ("why_not", "lacking", "kind", "message", "hint"),
+    [
+        ({"a": ELSEWHERE, "b": BUSY, "c": ELSEWHERE}, (), StorageError, "by b: a merge is running", "wait for it"),
+        ({"a": BUSY, "b": None}, (), StorageError, "by a: a merge is running", "wait for it"),
+        ({"a": ELSEWHERE, "b": None}, (), NotQuiescedError, "b copies", "freeze-process"),
+        ({"a": None, "b": None}, ("a",), MissingRequirementError, "by a: a lacks its library", "install a's"),
+        ({"a": ELSEWHERE, "b": BUSY}, ("a",), StorageError, "by b: a merge is running", "wait for it"),
+        (
+            {"a": BUSY, "b": NotMine(reason="no place")},
+            (),
+            StorageError,
+            "a: a merge is running (wait for it); b: no place",
+            "",
+        ),
+    ],
+)
+def test_the_nearest_backend_is_named(tmp_path, monkeypatch, why_not, lacking, kind, message, hint):
+    error = refusal(tmp_path, monkeypatch, why_not, lacking=lacking)
+    assert isinstance(error, kind)
+    assert message in error.message
+    assert hint in str(error.hint)
+    assert "another kind" not in error.message
+
+
+def test_a_backend_that_the_job_names_says_that_the_storage_is_not_its_own(tmp_path, monkeypatch):
+    error = refusal(tmp_path, monkeypatch, {"a": ELSEWHERE, "b": None}, lacking=("a",), job="a")
+    assert error.message == f"cannot snapshot {tmp_path} by a: it is of another kind"
+
+
+def test_a_mistake_in_the_configuration_is_raised_as_it_is(tmp_path, monkeypatch):
+    def mistaken(_self: Storage, _target: Target) -> Volume:
+        raise ConfigError("backend.a.folder: no")
+
+    monkeypatch.setattr(Storage, "locate", mistaken)
+    assert refusal(tmp_path, monkeypatch, {"a": None, "b": None}).message == "backend.a.folder: no"

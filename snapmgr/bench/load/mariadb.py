@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PROGRAMS = ("mariadbd", "mariadb-install-db")
 _START_S = 120.0
 _STOP_S = 120.0
-_BOUNDS = LockBounds(lock_wait_s=10.0, lock_attempts=5, lock_hold_s=30.0)
+_BOUNDS = LockBounds(max_stall_s=10.0, lock_attempts=5, lock_hold_s=30.0)
 _LOG_TAIL = 20
 
 

@@ -13,10 +13,12 @@ from snapmgr.bench.report import figures
 from snapmgr.bench.report.comparisons import moment_families, ratio_rows
 from snapmgr.bench.report.figures import anchor_of, by_stack
 from snapmgr.bench.report.method import interval_words, method
-from snapmgr.bench.statistics.advice import Conditions, advise
+from snapmgr.bench.report.recommendation import recommendation
+from snapmgr.bench.statistics.advice import Conditions
 from snapmgr.bench.statistics.comparison import failure_of, groups
 from snapmgr.bench.statistics.findings import findings
 from snapmgr.bench.statistics.machine import device_words, facts, is_guest, is_loop, is_virtual, machine_words, telling
+from snapmgr.bench.statistics.storages import guarantees
 from snapmgr.bench.storage.stacks import STACKS
 from snapmgr.contract.units import format_size
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from snapmgr.bench.statistics.advice import Advice, Sentence
     from snapmgr.bench.statistics.comparison import Group, Sample
     from snapmgr.bench.statistics.findings import Finding
 
@@ -61,7 +62,7 @@ def document(
     """
     experiments = [_sorted(group) for group in groups(samples)]
     found = findings(samples, seed=seed)
-    advice = advise(found.found, _conditions(samples))
+    conditions = _conditions(samples)
     failed = [one for one in samples if one["kind"] != "absent" and failure_of(one)]
     stacks = dict.fromkeys(one["stack"] for one in samples)
     return {
@@ -70,7 +71,7 @@ def document(
         "subtitle": _subtitle(samples, made_at),
         "made_at": made_at.isoformat(),
         "warnings": _warnings(samples, experiments, failed, problems),
-        "recommendation": _recommendation(advice, found.problems),
+        "recommendation": recommendation(samples, found, conditions),
         "scenarios": [
             {
                 **_scenario(group, found.found, runs, seed=seed),
@@ -123,6 +124,7 @@ def _conditions(samples: Sequence[Sample]) -> Conditions:
         },
         failed=dict(_failed(samples)),
         mixed=len(hosts) > 1,
+        guarantees=guarantees(samples),
     )
 
 
@@ -131,22 +133,6 @@ def _failed(samples: Iterable[Sample]) -> Iterator[tuple[str, str]]:
     for stack, ours in by_stack([one for one in samples if one["kind"] != "absent"]).items():
         if why := [failure_of(one) for one in ours if failure_of(one)]:
             yield stack, f"{len(why)} of {_count(len(ours), 'sample')} failed, at last with: {why[-1].rstrip('.')}"
-
-
-def _recommendation(advice: Advice, problems: Iterable[str]) -> dict[str, Any]:
-    """Return the advice with links from each sentence to the findings that support it."""
-    parts: list[tuple[str, Sequence[Sentence]]] = [
-        ("lead", advice.sentences[:1]),
-        ("because", advice.sentences[1:]),
-        ("costs", advice.costs),
-        ("not shown", advice.not_shown),
-        ("limits", advice.caveats),
-    ]
-    sentences = [
-        {"kind": kind, "text": one.text, "evidence": list(one.evidence)} for kind, said in parts for one in said
-    ]
-    sentences += [{"kind": "limits", "text": text, "evidence": []} for text in problems]
-    return {"chosen": advice.recommended, "sentences": sentences}
 
 
 def _subtitle(samples: Sequence[Sample], made_at: datetime) -> str:
@@ -261,7 +247,7 @@ def _by_host(samples: Iterable[Sample]) -> list[list[Sample]]:
     """Return the samples of each machine; one whose relevant facts change counts as another."""
     found: dict[str, list[Sample]] = {}
     for one in samples:
-        # Absent samples are recorded before the facts about preparing the device are known.
+        # A sample that could not run says nothing about the machine of the others.
         if one["host"] and one["kind"] != "absent":
             found.setdefault(json.dumps(telling(one["host"]), sort_keys=True), []).append(one)
     return list(found.values())

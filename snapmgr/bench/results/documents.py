@@ -125,6 +125,14 @@ class Host(TypedDict, total=False):
     steady: bool | None
 
 
+class Guarantee(TypedDict):
+    """See `snapmgr.contract.records.Capabilities`."""
+
+    atomicity: Literal["file", "volume"]
+    clone: Literal["native", "scratch", "none"]
+    survives_origin: bool
+
+
 class Sample(TypedDict):
     """One file: the result of one run of a scenario on one stack, on a fresh file system."""
 
@@ -153,6 +161,8 @@ class Sample(TypedDict):
     commands: list[str | list[str]]
     jobs: dict[str, str]
     provisioned: dict[str, Any]
+    guarantee: NotRequired[Guarantee | None]
+    """What the backend promises of its snapshots; None if it was not asked, or if there are none."""
     host: Host
     failure: str
     """Why it counts for nothing; "" if it counts."""

@@ -152,7 +152,6 @@ class Conductor:
                 what = f"a sample of {schedule.name} on {odd[0].stack} that is none of this run's"
                 raise ConfigError(f"{self._results.folder} holds {what}", hint="name a new folder with -o")
         earlier_s = sum(one.seconds for made in self._done().values() for one in made)
-        self._note_absent()
         for name, stack in [(schedule.name, stack) for schedule in self._schedules for stack in schedule.stacks]:
             self._judge(name, stack)
         number = failed = 0
@@ -169,8 +168,10 @@ class Conductor:
                 continue
             if self._ready is not None:
                 self._host |= self._ready()
-                # That takes from the budget.
                 self._ready = None
+                # No document of a sample is written before all facts about the host are known.
+                self._note_absent()
+                # All this takes from the budget.
                 continue
             self._advance(self._how_far(schedule, slot, done, spent))
             sample = self._measure(self._experiments[schedule.name], slot)
@@ -178,6 +179,8 @@ class Conductor:
             number += 1
             failed += bool(sample["failure"])
             self._judge(schedule.name, slot.stack)
+        if self._ready is not None:
+            self._note_absent()
         over = left_out(
             self._schedules, self._done(), narrow=self._is_narrow, budget_s=self._plan.budget_s, spent_s=spent
         )
@@ -358,6 +361,7 @@ class Conductor:
             "commands": list(record.get("commands", [])),
             "jobs": dict(record.get("jobs", {})),
             "provisioned": dict(record.get("provisioned", {})),
+            "guarantee": record.get("guarantee"),
             "host": self._host | {"target": self._target.facts()},
             "failure": failure or "; ".join(wrong),
         }

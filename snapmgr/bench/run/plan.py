@@ -81,6 +81,8 @@ class Options:
     variant: str = ""
     """Empty: each scenario's default."""
     size_bytes: int | None = None
+    threads: tuple[int, ...] = ()
+    """For scenarios that sweep them; empty: the profile's."""
     repeats: int | None = None
     budget_s: float | None = None
     steady_s: float | None = None
@@ -165,6 +167,18 @@ class RunPlan:
         }
 
 
+def _require_used(options: Options, scenarios: Sequence[Scenario]) -> None:
+    """Raise ConfigError for an option that no scenario uses."""
+    if options.variant and all(options.variant not in scenario.variants for scenario in scenarios):
+        known = ", ".join(f"{one.name}: {', '.join(one.variants)}" for one in scenarios if one.variants) or "none"
+        raise ConfigError(f"no scenario has a variant {options.variant!r}", hint=f"there are: {known}")
+    if options.threads and not any(scenario.sweeps_threads for scenario in scenarios):
+        raise ConfigError(
+            "--threads is for scenarios that run with several numbers of threads, and none of these does",
+            hint="measure innodb-io or oltp-threads",
+        )
+
+
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Given the arguments of a run and those of its second start, return what differs, in words."""
     old, new = dict(_flat(before, "")), dict(_flat(now, ""))
@@ -208,9 +222,7 @@ def make_plan(
     """
     profile = PROFILE[options.profile]
     asked = [_stack(name, stacks) for name in dict.fromkeys(options.stacks)]
-    if options.variant and all(options.variant not in scenario.variants for scenario in scenarios):
-        known = ", ".join(f"{one.name}: {', '.join(one.variants)}" for one in scenarios if one.variants) or "none"
-        raise ConfigError(f"no scenario has a variant {options.variant!r}", hint=f"there are: {known}")
+    _require_used(options, scenarios)
     problem = cache(lambda name: _sentence(missing_requirements(stacks[name])))
     experiments: list[Experiment] = []
     absent: list[Absent] = []
@@ -302,6 +314,7 @@ def sized(scenario: Scenario, options: Options, *, memory_bytes: int, room_bytes
         size_bytes=options.size_bytes or 0,
         memory_bytes=memory_bytes,
         seed=options.seed,
+        extra={"threads": options.threads} if options.threads and scenario.sweeps_threads else {},
     )
     parameters = scenario.parameters(given)
     if not parameters.size_bytes:

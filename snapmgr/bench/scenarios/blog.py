@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from snapmgr.bench.load import blogbench
 from snapmgr.bench.load.blogengine import BLOG_BYTES
@@ -15,7 +15,7 @@ from snapmgr.bench.measure.proof import TreeFacts, flush, tree_facts
 from snapmgr.bench.model import Check, Needs, Outcome, Scenario, metric
 from snapmgr.contract.errors import CommandError, ConfigError, MissingRequirementError, StorageError
 from snapmgr.contract.units import format_size
-from snapmgr.system.command import find_program
+from snapmgr.system.command import PROGRAM_PATH, find_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -120,12 +120,7 @@ class Blog(Scenario):
         """Measure once."""
         tree = bench.path / "blogs"
         tree.mkdir()
-        load = _load(bench, tree)
-        if bench.parameters.variant == "repaired":
-            bench.tell("fills the tree")
-            load.fill()
-        bench.tell("blogs, before the snapshot")
-        before = _phase(bench, load, 1)
+        load, before = _before(bench, tree)
         seed = bench.parameters.seed
         facts = tree_facts(tree, seed=seed, sample=_SAMPLED_FILES)
         snapshot = bench.snapshot() if bench.stack.backend is not None else None
@@ -161,12 +156,12 @@ class Blog(Scenario):
 class _Own:
     """Our own load; see snapmgr.bench.load.blogengine."""
 
-    def __init__(self, bench: Workbench, tree: Path) -> None:
+    def __init__(self, bench: Workbench, tree: Path, why: str) -> None:
         self._bench = bench
         self._tree = tree
         extra = bench.parameters.extra
         self.note = (
-            "the load is snapmgr's own, with the mix and the scores of blogbench, which is not installed; it reads"
+            f"the load is snapmgr's own, with the mix and the scores of blogbench, {why}; it reads"
             f" 64 KiB a call and writes {'zeros' if extra['zeros'] else 'data that cannot be compressed'}, in at most"
             f" {extra['blogs']} blogs"
         )
@@ -240,11 +235,31 @@ class _Blogbench:
         return blogbench.parse(done.stdout, window_s=_WINDOW_S)
 
 
-def _load(bench: Workbench, tree: Path) -> _Own | _Blogbench:
-    with suppress(MissingRequirementError):
+_Load = TypeVar("_Load", _Own, _Blogbench)
+
+
+def _before(bench: Workbench, tree: Path) -> tuple[_Own | _Blogbench, _Phase]:
+    """Return the load, and its run before the snapshot: by blogbench if it is installed and works, else by our own."""
+    try:
         find_program(blogbench.PROGRAM)
-        return _Blogbench(bench, tree)
-    return _Own(bench, tree)
+    except MissingRequirementError:
+        return _first(bench, _Own(bench, tree, f"which is not installed (searched in {PROGRAM_PATH})"))
+    try:
+        return _first(bench, _Blogbench(bench, tree))
+    except CommandError as error:
+        bench.tell(f"blogbench does not work: {error.message}")
+        # What it wrote would be part of the other load's tree.
+        shutil.rmtree(tree)
+        tree.mkdir()
+        return _first(bench, _Own(bench, tree, f"which is installed but did not work ({error.message})"))
+
+
+def _first(bench: Workbench, load: _Load) -> tuple[_Load, _Phase]:
+    if bench.parameters.variant == "repaired":
+        bench.tell("fills the tree")
+        load.fill()
+    bench.tell("blogs, before the snapshot")
+    return load, _phase(bench, load, 1)
 
 
 def _phase(bench: Workbench, load: _Own | _Blogbench, turn: int) -> _Phase:

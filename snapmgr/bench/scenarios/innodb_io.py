@@ -72,7 +72,12 @@ _CURVES = (
         unit="s",
         of=lambda run: run.latency_s("read", 0.99, "readers"),
     ),
-    _Curve(name="read_p999", title="A read, p99.9", unit="s", of=lambda run: run.latency_s("read", 0.999, "readers")),
+    _Curve(
+        name="read_p999",
+        title="A read, 99.9th percentile",
+        unit="s",
+        of=lambda run: run.latency_s("read", 0.999, "readers"),
+    ),
     _Curve(
         name="write_p99",
         title="A write, 99th percentile",
@@ -117,6 +122,7 @@ class InnodbIo(Scenario):
     label = "InnoDB's reads and writes"
     metrics = tuple(_metrics())
     programs = ("fio",)
+    sweeps_threads = True
 
     def suits(self, stack: Stack) -> str | None:
         """Accept only controls: nothing here involves snapshots."""
@@ -161,8 +167,7 @@ class InnodbIo(Scenario):
     def run(self, bench: Workbench) -> Outcome:
         """Measure once."""
         found = Outcome()
-        kernel = os.uname().release
-        found.notes.append(f"kernel {kernel}: {_SIDES[regression_side(kernel)]}")
+        found.notes.append(regression_note(os.uname().release))
         bench.tell("innodb-io: fills the tablespaces")
         _fill(bench)
         bench.quiet()
@@ -175,6 +180,11 @@ class InnodbIo(Scenario):
             dsync = found.metrics.get("iops_most_dsync")
             found.metrics |= {} if dsync is None else {"dsync_over_direct": dsync / most}
         return found
+
+
+def regression_note(kernel: str) -> str:
+    """Return whether a kernel can show ext4's regression, in words."""
+    return f"kernel {kernel}: {_SIDES[regression_side(kernel)]}"
 
 
 def _names() -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from snapmgr.bench.model import Parameters, ProfileName, Snapshot, Stack, Workbench
+    from snapmgr.bench.model import MetricInfo, Parameters, ProfileName, Snapshot, Stack, Workbench
 
 _MIB = 1 << 20
 # A row of sbtest with its place in the two indexes, as it lies in a freshly filled table.
@@ -45,8 +45,8 @@ _PROFILES: Mapping[ProfileName, Mapping[str, int]] = {
     "standard": {"size_bytes": 4096 * _MIB, "seconds": 60, "warm_up_s": 30},
     "paper": {"size_bytes": 20480 * _MIB, "seconds": 300, "warm_up_s": 120},
 }
-# InnoDB's name of each variant.
-_METHODS = {"o_direct": "O_DIRECT", "o_dsync": "O_DSYNC", "fsync": "fsync"}
+METHODS = {"o_direct": "O_DIRECT", "o_dsync": "O_DSYNC", "fsync": "fsync"}
+"""InnoDB's name of each variant."""
 
 
 class Oltp(Scenario):
@@ -55,9 +55,9 @@ class Oltp(Scenario):
     name = "oltp"
     title = "What does a snapshot cost a running MariaDB: transactions before, while and after it is taken?"
     label = "A running MariaDB"
-    variants = tuple(_METHODS)
+    variants = tuple(METHODS)
     programs = ("sysbench", *PROGRAMS)
-    metrics = (
+    metrics: tuple[MetricInfo, ...] = (
         metric("before_tps", "Transactions a second, before there is a snapshot", "1/s", "more"),
         metric("during_tps", "Transactions a second, while the snapshot is taken", "1/s", "more"),
         metric("after_tps", "Transactions a second, with the snapshot", "1/s", "more", headline=True),
@@ -82,15 +82,15 @@ class Oltp(Scenario):
 
         Raises ConfigError for an unknown variant, and for a buffered one with data that fit into the cache.
         """
-        if given.variant not in _METHODS:
-            raise ConfigError(f"oltp has no variant {given.variant!r}", hint=f"there are: {', '.join(_METHODS)}")
+        if given.variant not in METHODS:
+            raise ConfigError(f"{self.name} has no variant {given.variant!r}", hint=f"there are: {', '.join(METHODS)}")
         profile = _PROFILES[given.profile]
         size_bytes = given.size_bytes or profile["size_bytes"]
         if not given.size_bytes and given.variant != "o_direct":
             size_bytes = max(size_bytes, _BUFFERED_SMOKE)
         if given.variant != "o_direct" and size_bytes <= given.memory_bytes:
             raise ConfigError(
-                f"with {_METHODS[given.variant]} InnoDB reads through the page cache, and {format_size(size_bytes)} of"
+                f"with {METHODS[given.variant]} InnoDB reads through the page cache, and {format_size(size_bytes)} of"
                 f" data fit into memory ({format_size(given.memory_bytes)})",
                 hint="use a --size larger than the memory, or limit the memory (--memory)",
             )
@@ -118,16 +118,11 @@ class Oltp(Scenario):
 
     def run(self, bench: Workbench) -> Outcome:
         """Fill, warm up, run three times with a snapshot in the middle of the second (a control: none), recover it."""
-        extra, variant = bench.parameters.extra, bench.parameters.variant
+        extra = bench.parameters.extra
         datadir = bench.path / "data"
         bench.tell("installs a server")
         install(datadir, CommandRunner())
-        options = (
-            f"--innodb-flush-method={_METHODS[variant]}",
-            f"--innodb-buffer-pool-size={extra['buffer_pool_bytes']}",
-            f"--innodb-log-file-size={_REDO_BYTES}",
-        )
-        with private_mariadb(datadir, bench.folder / "m", options) as server:
+        with private_mariadb(datadir, bench.folder / "m", server_options(bench.parameters)) as server:
             work = Sysbench(
                 run_program=bench.run,
                 socket=server.socket,
@@ -174,6 +169,15 @@ class Oltp(Scenario):
         if not bench.at_once():
             outcome.notes.append("files are copied one by one: the server was frozen meanwhile")
         return outcome
+
+
+def server_options(parameters: Parameters) -> tuple[str, ...]:
+    """Return the options of the measured server."""
+    return (
+        f"--innodb-flush-method={METHODS[parameters.variant]}",
+        f"--innodb-buffer-pool-size={parameters.extra['buffer_pool_bytes']}",
+        f"--innodb-log-file-size={_REDO_BYTES}",
+    )
 
 
 def _add_transactions(outcome: Outcome, reports: Mapping[str, Report]) -> None:

@@ -7,9 +7,10 @@ or numpy.
 from importlib.util import find_spec
 
 from snapmgr.contract.errors import MissingRequirementError
+from snapmgr.system.environment import install_command
 
 if find_spec("scipy") is None:
     raise MissingRequirementError(
         "the benchmark needs scipy for its statistics, and scipy is not installed",
-        hint="install the extra of snapmgr that brings it: pip install 'snapmgr[bench]'",
+        hint=f"install the extra of snapmgr that brings it: {install_command('snapmgr[bench]')}",
     )

@@ -1,10 +1,14 @@
-"""Recommends a storage, with reasons, costs, and differences that were not shown. A pure function of the findings.
+"""Recommends a storage for a use, with reasons, guarantees, costs, and differences that were not shown.
+
+A pure function of the findings. A use (`USES`) is a set of scenarios; each has its own advice.
 
 A stack is recommended if, compared with each other stack that has snapshots, it is shown better in at least one
 headline metric and shown worse in none. At most one stack meets this, and often none does; then the text names the best
-stack for each metric. Nothing is recommended if no difference was shown, for fewer than `LEAST_PAIRS` pairs, on a loop
-device, in a guest, or for samples from different machines. A stack with a failed sample is not recommended either: its
-figures come from the remaining samples, and a storage that sometimes loses snapshots or runs full may well be fastest.
+stack for each metric. The *order* puts every stack before those that it is shown better than in something, and worse
+than in nothing. Nothing is recommended if no difference was shown, for fewer than `LEAST_PAIRS` pairs, or for samples
+from different machines. On a loop device and in a guest the same order is *indicative*: nothing is recommended. A stack
+with a failed sample is not recommended either: its figures come from the remaining samples, and a storage that
+sometimes loses snapshots or runs full may well be fastest.
 """
 
 from __future__ import annotations
@@ -12,15 +16,22 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from snapmgr.bench.statistics.comparison import interval_words, number_words, ratio_words
 from snapmgr.bench.statistics.ratio import LEAST_PAIRS, Ratio
+from snapmgr.bench.statistics.uses import Use, guarantee_words
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from snapmgr.bench.statistics.findings import Finding
+    from snapmgr.contract.records import Capabilities
+
+Sureness = Literal["shown", "indicative", "none"]
+
+
+_ALL = Use(title="this disk", scenarios=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +52,8 @@ class Conditions:
     """Stacks with failed samples, with number and reason: "3 of 12 samples failed, at last with: …"."""
     mixed: bool = False
     """Whether the samples come from different machines, or from different states of one."""
+    guarantees: Mapping[str, Capabilities] = field(default_factory=dict)
+    """What the backend of each stack promises of its snapshots, where it was asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,72 +67,176 @@ class Sentence:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """The beginning of the report."""
+    """The beginning of the report, for one use."""
 
     recommended: str | None
     sentences: tuple[Sentence, ...]
-    """The first sentence gives the recommendation, or says that nothing is recommended."""
+    """The first sentence gives the recommendation or the indicative order, or says that nothing is recommended."""
+    sure: Sureness = "none"
+    """"shown": differences were shown, on a disk; "indicative": shown, but on a loop device or in a guest; "none"."""
+    order: tuple[tuple[str, ...], ...] = ()
+    """Stacks with snapshots, the best first; those that no order was shown between stand together."""
+    guarantees: tuple[Sentence, ...] = ()
+    """What a snapshot on the first of the order promises, and what it asks of a running server."""
+    avoid: tuple[Sentence, ...] = ()
+    """Stacks that another one is shown better than, and those that failed."""
     costs: tuple[Sentence, ...] = ()
-    """Costs of the recommended stack, compared with the controls."""
+    """Costs of the first of the order, compared with the controls."""
     not_shown: tuple[Sentence, ...] = ()
+    confidence: tuple[Sentence, ...] = ()
+    """How much was compared, and how often a difference was shown."""
     caveats: tuple[Sentence, ...] = ()
     """Limits of the advice: noise, a device that is not steady, absent stacks."""
 
 
-def advise(findings: Sequence[Finding], conditions: Conditions) -> Advice:
-    """Given the findings of a run, after correction for their number, return the advice."""
+def advise(findings: Sequence[Finding], conditions: Conditions, *, use: Use = _ALL) -> Advice:
+    """Given the findings of a run about one use, after correction for their number, return the advice."""
     candidates = sorted({stack for one in findings for stack in (one.stack, one.against)} - set(conditions.controls))
     among = [one for one in findings if one.stack in candidates and one.against in candidates]
     not_shown, caveats = _not_shown(among), _caveats(findings, conditions)
     if refusal := _refusal(among, candidates, conditions):
         return Advice(recommended=None, sentences=(refusal,), not_shown=not_shown, caveats=caveats)
+    order = _order(candidates, among)
+    shown = any(one.verdict in {"better", "worse"} for one in among)
+    indicative = conditions.loop or conditions.guest
     best = next((stack for stack in candidates if _leads(stack, candidates, among)), None)
-    if best is None:
-        return Advice(
-            recommended=None,
-            sentences=(_no_leader(among), *_strengths(candidates, among), *_beaten(candidates, among)),
-            not_shown=not_shown,
-            caveats=caveats,
-        )
-    reasons = [_comparison(best, other, _better(best, other, among)) for other in candidates if other != best]
-    if best in conditions.failed:
-        evidence = tuple(id_ for one in reasons for id_ in one.evidence)
-        text = f"No advice: {best} leads where it was measured, but {conditions.failed[best]}."
-        return Advice(
-            recommended=None,
-            sentences=(Sentence(text=text, evidence=evidence), *reasons),
-            not_shown=not_shown,
-            caveats=caveats,
-        )
-    headline = Sentence(text=f"For this disk: {best}.", evidence=tuple(id_ for one in reasons for id_ in one.evidence))
-    costs = [one.seen_from(best) for one in findings if best in {one.stack, one.against} and one not in among]
+    recommended = best if best not in conditions.failed and not indicative else None
     return Advice(
-        recommended=best,
-        sentences=(headline, *reasons),
-        costs=tuple(
-            Sentence(
-                text=f"{_what(one)}: {_times(one.ratio)} that of {one.against}, without snapshots.", evidence=(one.id,)
-            )
-            for one in costs
-            if one.verdict == "worse"
-        ),
+        recommended=recommended,
+        sentences=_lead(best, order, candidates, among, conditions, use),
+        sure="none" if not shown else "indicative" if indicative else "shown",
+        order=order,
+        guarantees=_guarantees(order, conditions, use) if shown else (),
+        avoid=_avoid(order, among, conditions) if shown else (),
+        costs=_costs([recommended] if recommended else order[0] if shown and indicative else [], findings, conditions),
         not_shown=not_shown,
+        confidence=_confidence(among, conditions),
         caveats=caveats,
     )
 
 
+def _lead(  # noqa: PLR0917 - all of it decides
+    best: str | None,
+    order: Sequence[Sequence[str]],
+    candidates: Sequence[str],
+    among: Sequence[Finding],
+    conditions: Conditions,
+    use: Use,
+) -> tuple[Sentence, ...]:
+    """Return the first sentence and its reasons."""
+    reasons: list[Sentence]
+    if best is not None:
+        reasons = [_comparison(best, other, _better(best, other, among)) for other in candidates if other != best]
+    else:
+        reasons = [*_strengths(candidates, among), *_beaten(candidates, among)]
+    evidence = tuple(dict.fromkeys(id_ for one in reasons for id_ in one.evidence))
+    if conditions.loop or conditions.guest:
+        where = (
+            "the target is a loop device, a file on another file system, which is measured too"
+            if conditions.loop
+            else "this is a guest whose disk is a file of its host"
+        )
+        if not evidence:
+            return (Sentence(text=f"No advice: no difference was shown, and {where}."),)
+        what = order_words(order) if len(order) > 1 else "no storage was shown to be the better one"
+        return Sentence(text=f"Indicative, for {use.title}: {what}. No advice: {where}.", evidence=evidence), *reasons
+    if best is None:
+        return _no_leader(among, use), *reasons
+    if best in conditions.failed:
+        text = f"No advice: {best} leads where it was measured, but {conditions.failed[best]}."
+        return Sentence(text=text, evidence=evidence), *reasons
+    return Sentence(text=f"For {use.title}: {best}.", evidence=evidence), *reasons
+
+
+def _order(candidates: Sequence[str], among: Sequence[Finding]) -> tuple[tuple[str, ...], ...]:
+    """Return the stacks by how many others each beats, less how many beat it; equal ones stand together."""
+    places: dict[int, list[str]] = defaultdict(list)
+    for stack in candidates:
+        beaten = [
+            bool(_better(stack, other, among)) - bool(_better(other, stack, among))
+            for other in candidates
+            if bool(_better(stack, other, among)) != bool(_better(other, stack, among))
+        ]
+        places[-sum(beaten)].append(stack)
+    return tuple(tuple(places[score]) for score in sorted(places))
+
+
+def order_words(order: Sequence[Sequence[str]]) -> str:
+    """Return "1. btrfs; 2. lvm+ext4, lvm-thin+xfs"."""
+    return "; ".join(f"{place}. {', '.join(stacks)}" for place, stacks in enumerate(order, 1))
+
+
+def _guarantees(order: Sequence[Sequence[str]], conditions: Conditions, use: Use) -> tuple[Sentence, ...]:
+    """Return what the first stacks promise, and, for a server, the first that needs no frozen process."""
+    known = conditions.guarantees
+    sentences = [
+        Sentence(text=f"{stack}: {guarantee_words(known[stack], server=use.server)}.")
+        for stack in order[0]
+        if stack in known
+    ]
+    if use.server and all(stack in known and known[stack].atomicity == "file" for stack in order[0]):
+        whole = next(
+            (
+                atomic
+                for stacks in order[1:]
+                if (atomic := [stack for stack in stacks if stack in known and known[stack].atomicity == "volume"])
+            ),
+            [],
+        )
+        if whole:
+            text = f"Without freezing the server, the first in this order: {', '.join(whole)}."
+            sentences.append(Sentence(text=text))
+    return tuple(sentences)
+
+
+def _avoid(order: Sequence[Sequence[str]], among: Sequence[Finding], conditions: Conditions) -> tuple[Sentence, ...]:
+    """Return with reasons the stacks with failed samples, and those that another one is shown better than."""
+    ranked = [stack for stacks in order for stack in stacks]
+    sentences = [
+        Sentence(text=f"{stack}: {why}.") for stack, why in sorted(conditions.failed.items()) if stack in ranked
+    ]
+    for stack in ranked:
+        better = next((one for one in ranked if _better(one, stack, among) and not _better(stack, one, among)), None)
+        beats = [one for one in ranked if _better(stack, one, among) and not _better(one, stack, among)]
+        if better is not None and not beats:
+            wins = [one.seen_from(stack) for one in _better(better, stack, among)]
+            text = "; ".join(f"{_what(one)}: {_times(one.ratio)} that of {better}" for one in wins)
+            sentences.append(
+                Sentence(text=f"{stack}: {text}; better in nothing.", evidence=tuple(one.id for one in wins))
+            )
+    return tuple(sentences)
+
+
+def _costs(stacks: Sequence[str], findings: Sequence[Finding], conditions: Conditions) -> tuple[Sentence, ...]:
+    """Return the costs of some stacks, compared with the controls."""
+    sentences = []
+    for stack in stacks:
+        for one in findings:
+            if {stack} == {one.stack, one.against} - set(conditions.controls):
+                seen = one.seen_from(stack)
+                if seen.verdict == "worse":
+                    text = f"{_what(seen)}: {_times(seen.ratio)} that of {seen.against}, without snapshots."
+                    whose = f"{stack}: " if len(stacks) > 1 else ""
+                    sentences.append(Sentence(text=whose + text, evidence=(seen.id,)))
+    return tuple(sentences)
+
+
+def _confidence(among: Sequence[Finding], conditions: Conditions) -> tuple[Sentence, ...]:
+    shown = [one for one in among if one.verdict != "not shown"]
+    pairs = sorted({one.ratio.n for one in among})
+    blocks = f"{pairs[0]} to {pairs[-1]}" if len(pairs) > 1 else str(pairs[0])
+    text = (
+        f"A difference was shown in {len(shown)} of {len(among)} comparisons of {blocks} blocks each; 95 % of all such "
+        "reports have no false one."
+    )
+    sentences = [Sentence(text=text)]
+    if conditions.loop or conditions.guest:
+        sentences.append(Sentence(text="On a disk the order may be another one."))
+    return tuple(sentences)
+
+
 def _refusal(among: Sequence[Finding], candidates: Sequence[str], conditions: Conditions) -> Sentence | None:
     """Return why advice is impossible, whatever the results."""
-    if conditions.loop:
-        return Sentence(
-            text="No advice: the target is a loop device, a file on another file system, which is measured too. "
-            "The results are indicative."
-        )
-    if conditions.guest:
-        return Sentence(
-            text="No advice: this is a guest whose disk is a file of its host. Byte counts and ratios of operations "
-            "are indicative; latencies are the host's."
-        )
     if conditions.mixed:
         return Sentence(text="No advice: the samples come from machines, or from states of one, that differ.")
     if len(candidates) < 2:  # noqa: PLR2004 - a comparison takes two
@@ -148,12 +265,12 @@ def _leads(stack: str, candidates: Sequence[str], among: Sequence[Finding]) -> b
     )
 
 
-def _no_leader(among: Sequence[Finding]) -> Sentence:
+def _no_leader(among: Sequence[Finding], use: Use) -> Sentence:
     shown = tuple(one.id for one in among if one.verdict in {"better", "worse"})
     if not shown:
         return Sentence(text="No advice: no difference was shown.", evidence=tuple(one.id for one in among))
     return Sentence(
-        text="No advice for all uses: no stack is shown better than every other one and worse in no metric.",
+        text=f"No single storage for {use.title}: none is shown better than every other one and worse in no metric.",
         evidence=shown,
     )
 

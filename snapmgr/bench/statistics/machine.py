@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 from snapmgr.bench.measure.memory import nominal_bytes
 from snapmgr.contract.units import format_size
 
+# The mark may fail at the first mount: then it is a fact of all samples but the first.
+_NOT_SPEED = frozenset({"allocated_bytes", "marked"})
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -125,14 +128,14 @@ def telling(host: Host) -> dict[str, Any]:
     """Return the facts without our own version, which is under comparison, and without those that each boot changes.
 
     The latter are names that the kernel assigns, the memory that it reserves, the space that a loop device's file takes
-    besides its data, and the way to a steady state.
+    besides its data, whether the device bears our mark, and the way to a steady state.
     """
     found = {name: value for name, value in host.items() if name not in {"host", "packages", "python", "conditioning"}}
     found["device"] = _unnamed(host.get("device") or {})
     if isinstance(host.get("memory_bytes"), int):
         found["memory_bytes"] = nominal_bytes(host["memory_bytes"])
     if isinstance(host.get("target"), dict):
-        found["target"] = {name: value for name, value in host["target"].items() if name != "allocated_bytes"}
+        found["target"] = {name: value for name, value in host["target"].items() if name not in _NOT_SPEED}
     if "packages" in host:
         found["packages"] = {name: value for name, value in host["packages"].items() if name != "snapmgr"}
     return found

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from snapmgr.bench.storage.scene import Scene
     from snapmgr.contract.abilities import FolderCloning
     from snapmgr.contract.backend import Backend, Held, Runner
-    from snapmgr.contract.records import Completed, Found, Provisioned, SnapshotRef, Usage, Volume
+    from snapmgr.contract.records import Capabilities, Completed, Found, Provisioned, SnapshotRef, Usage, Volume
 
 _FIRE_S = 60.0
 _SETTLE_S = 600.0
@@ -121,6 +121,7 @@ class StackWorkbench:
         self.provisioned = provisioned
         self._backend = backend
         self._volume: Volume | None = None
+        self._guarantee: Capabilities | None = None
         self._plain = runner
         self._runner = Recorder(runner)
         self._tell = tell
@@ -172,6 +173,7 @@ class StackWorkbench:
             if isinstance(volume, NotMine):
                 raise StorageError(f"the backend {self.stack.backend} refuses its own storage: {volume.reason}")
             self._volume = volume
+            self._guarantee = self._backend.capabilities((volume,))
         return self._backend, self._volume
 
     def measured(self) -> AbstractContextManager[Measuring]:
@@ -208,13 +210,14 @@ class StackWorkbench:
         self._tell(text)
 
     def record(self) -> dict[str, Any]:
-        """Return its part of the sample's document: `commands`, `jobs` (files of fio), `provisioned`."""
+        """Return its part of the sample's document: `commands`, `jobs` (files of fio), `provisioned`, `guarantee`."""
         facts = asdict(self.provisioned)
         made = facts.pop("commands")
         return {
             "commands": [list(argv) for argv in (*made, *self._runner.commands)],
             "jobs": dict(self._jobs),
             "provisioned": facts | {"memory_bounded": self.scene.memory_bounded},
+            "guarantee": asdict(self._guarantee) if self._guarantee else None,
         }
 
 

@@ -262,7 +262,11 @@ def _open(login: _Login, timeout_s: float) -> Any | MysqlError:  # noqa: ANN401 
         import pymysql  # noqa: PLC0415 - slow; loaded only where we talk to a server
         from pymysql.cursors import DictCursor  # noqa: PLC0415
     except ImportError as error:
-        raise MissingRequirementError(f"cannot load the package PyMySQL: {error}", hint="pip install PyMySQL") from None
+        from snapmgr.system.environment import install_command  # noqa: PLC0415 - only here
+
+        raise MissingRequirementError(
+            f"cannot load the package PyMySQL: {error}", hint=install_command("PyMySQL")
+        ) from None
     sock = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)
@@ -310,7 +314,8 @@ def _login_failure(login: _Login, error: Exception) -> MysqlError:
         account = (
             f"user {login.user!r}, {'with' if login.password else 'without'} password: put user and password into "
             "the [client] group of a defaults-file (mode 600), or create an account for unix_socket (MariaDB) or "
-            "auth_socket (MySQL) authentication"
+            "auth_socket (MySQL) authentication; an account with REQUIRE SSL is refused as well, because "
+            "snapmgr uses the unix socket without TLS: ALTER USER … REQUIRE NONE"
         )
         return MysqlError(f"{where} refuses us: {text} (error {errno})", errno=errno, hint=account)
     if errno in _LOST:

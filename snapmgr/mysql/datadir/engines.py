@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from snapmgr.mysql.connect.client import Connection
 
@@ -21,6 +22,17 @@ _NEED_NOT_SEE = frozenset(
         *("ndbcluster", "ndbinfo", "TempTable"),
     }
 )
+
+
+def hidden_tables(connection: Connection, datadir: Path) -> list[str]:
+    """Return the ARCHIVE tables, as paths in the datadir, that a MariaDB server without this engine does not list.
+
+    MariaDB writes the definition of such a table only when somebody opens it; until then it is in the data file alone.
+    Raises MysqlError.
+    """
+    loaded = "SELECT 1 AS one FROM information_schema.ENGINES WHERE ENGINE = 'ARCHIVE' AND SUPPORT <> 'NO'"
+    found = [path for path in sorted(datadir.glob("*/*.ARZ")) if not path.with_suffix(".frm").exists()]
+    return [str(path.relative_to(datadir)) for path in found] if found and not connection.rows(loaded) else []
 
 
 def count_tables(connection: Connection, files: Mapping[str, int]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from snapmgr.mysql.connect.abilities import is_on
 from snapmgr.mysql.connect.openfiles import kind_of, open_files
 from snapmgr.mysql.datadir.engines import ENGINE_FILES, SYSTEM_SCHEMAS, count_tables
 from snapmgr.mysql.datadir.plainfile import read_isl
-from snapmgr.mysql.datadir.settings import PATH_SETTINGS, SETTINGS, key_settings, source_settings
+from snapmgr.mysql.datadir.settings import PATH_SETTINGS, SETTINGS, key_settings, plugin_settings, source_settings
 from snapmgr.system.blockdev import read_mounts
 from snapmgr.system.paths import lies_in
 
@@ -135,7 +135,9 @@ def read_layout(connection: Connection, identity: ServerIdentity) -> ServerLayou
         scratch=scratch,
         unknown_files=unknown,
         log_bin_basename=os.path.normpath(os.path.join(datadir, logs)) if logs else None,
-        settings=source_settings(values, datadir) | key_settings(connection, identity.flavor),
+        settings=source_settings(values, datadir)
+        | key_settings(connection, identity.flavor)
+        | plugin_settings(connection),
         engines=count_tables(connection, scan.counts()),
     )
 

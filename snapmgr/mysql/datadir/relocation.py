@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from typing import TYPE_CHECKING
 
 from snapmgr.mysql.datadir.copy import narrow_folders
 from snapmgr.mysql.datadir.origin import version_number
 from snapmgr.mysql.datadir.settings import PATH_SETTINGS
+from snapmgr.system.paths import lies_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -30,8 +32,12 @@ _NO_OPTIONS = {"mysql": ("relay_log_info_file",)}
 _REPLICA_SINCE = (8, 0, 26)
 _DATA_FILE = re.compile(r"(?P<space>\s*)(?P<path>/.+?)(?P<size>:\d)")
 _ISL_BYTES = 4096
-LISTS = ("log_bin_index", "relay_log_index", "relay_log_info_file")
-"""Settings whose files name logs, perhaps by absolute paths."""
+LISTS = {
+    "log_bin_index": "log_bin_basename",
+    "relay_log_index": "relay_log_basename",
+    "relay_log_info_file": "relay_log_basename",
+}
+"""Settings whose files name logs, perhaps by absolute paths, and the setting that names the logs' own folder."""
 
 
 def relocated_options(
@@ -102,6 +108,44 @@ def absolute_names(datadir_fd: int) -> Iterator[tuple[str, str]]:
 def absolute_folders(name: str, folder_fd: int) -> list[str]:
     """Return the folders of all absolute paths in a file of an open folder, such as the index of the binary logs."""
     return sorted({os.path.dirname(line) for line in _lines(name, folder_fd, None) if line.startswith("/")})
+
+
+def seen_from(datadir: str, folder: str) -> str:
+    """Return how a list of logs names a folder: relative to the datadir if it is in it, as "." or "./sub". Pure."""
+    return f"./{os.path.relpath(folder, datadir)}".removesuffix("/.") if lies_in(folder, datadir) else folder
+
+
+def name_own_logs(name: str, folder_fd: int, logs: str, present: Collection[str]) -> bool:
+    """In a list of logs in an open folder, change absolute paths so that they name the logs of a copy.
+
+    Args:
+        name: the list, an index or relay-log.info; nothing happens if it is missing or a symlink.
+        folder_fd: its folder.
+        logs: the folder of the copy's logs, as `seen_from`.
+        present: names of the files there. A path whose file is not there stays.
+
+    Return whether anything was changed.
+    """
+    try:
+        # Never through a symlink, which may lead to the live list.
+        if not stat.S_ISREG(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
+            return False
+        fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder_fd)
+    except FileNotFoundError:
+        return False
+    with os.fdopen(fd, "r+b") as file:
+        lines = file.read().split(b"\n")
+        changed = [
+            os.fsencode(os.path.join(logs, base))
+            if line.startswith(b"/") and (base := os.fsdecode(os.path.basename(line))) in present
+            else line
+            for line in lines
+        ]
+        if changed != lines:
+            file.seek(0)
+            file.write(b"\n".join(changed))
+            file.truncate()
+    return changed != lines
 
 
 def _folders(datadir_fd: int) -> list[str]:

@@ -49,6 +49,8 @@ MARIADB_KEYS = "file_key_management_"
 """Prefix of the settings of MariaDB's plugin."""
 COMPONENT, RING = "keyring_component", "keyring_file"
 """MySQL's component, and its file."""
+PLUGINS = "plugins"
+"""The plugin libraries that the server had loaded, without ".so" and separated by spaces."""
 BY_FILE = "FILE:"
 """Prefix of the name of a file with the password of MariaDB's keys; without it the value is the password itself."""
 _FILE_KEY = "file_key_management_filekey"
@@ -64,6 +66,16 @@ def source_settings(values: dict[str, str], datadir: str) -> dict[str, str]:
             folder, base = (path, "") if name in FOLDER_SETTINGS else os.path.split(path)
             settings[name] = os.path.normpath(os.path.join(os.path.relpath(os.path.realpath(folder), datadir), base))
     return settings
+
+
+def plugin_settings(connection: Connection) -> dict[str, str]:
+    """Return the plugin libraries of a running server; empty without any. Raises MysqlError."""
+    rows = connection.rows(
+        "SELECT DISTINCT PLUGIN_LIBRARY AS l FROM information_schema.PLUGINS WHERE PLUGIN_LIBRARY IS NOT NULL "
+        "AND PLUGIN_STATUS = 'ACTIVE' ORDER BY l"
+    )
+    found = " ".join(str(row["l"]).removesuffix(".so") for row in rows)
+    return {PLUGINS: found} if found else {}
 
 
 def key_settings(connection: Connection, flavor: Literal["mariadb", "mysql"]) -> dict[str, str]:

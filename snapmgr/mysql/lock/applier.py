@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from snapmgr.contract.errors import NotQuiescedError, SnapmgrError
+from snapmgr.contract.errors import NotFoundError, NotQuiescedError, SnapmgrError
 from snapmgr.mysql.connect.client import Credentials, MysqlError, connect
 from snapmgr.mysql.lock.guard import drop_record, guarded, remove_dead_groups, write_record
 from snapmgr.mysql.lock.replication import read_channels
+from snapmgr.system.files import read_file
 from snapmgr.system.host import Process, is_alive, this_process
 
 if TYPE_CHECKING:
@@ -234,8 +235,13 @@ def restart_leftovers(folder: Path) -> list[str]:
     said: list[str] = []
     for path in sorted(folder.glob("*")):
         try:
-            plan = msgspec.json.decode(path.read_bytes(), type=_Stopped)
-        except (msgspec.DecodeError, OSError):
+            plan = msgspec.json.decode(read_file(path), type=_Stopped)
+        except NotFoundError:
+            continue
+        except SnapmgrError as error:
+            said.append(f"a replica's applier may be stopped, and its record cannot be read: {error.message}")
+            continue
+        except (msgspec.DecodeError, UnicodeDecodeError):
             # The record is incomplete, so nothing was stopped yet: the stop comes after the whole record.
             drop_record(path)
             continue

@@ -19,9 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import MissingRequirementError, NotQuiescedError
+from snapmgr.contract.errors import MissingRequirementError, NotFoundError, NotQuiescedError, SnapmgrError
 from snapmgr.contract.units import format_duration
 from snapmgr.mysql.lock.guard import drop_record, guarded, remove_dead_groups, write_record
+from snapmgr.system.files import read_file
 from snapmgr.system.host import Process, is_alive
 
 if TYPE_CHECKING:
@@ -224,8 +225,13 @@ def thaw_leftovers(folder: Path) -> list[str]:
     said: list[str] = []
     for path in sorted(folder.glob("*")):
         try:
-            server, thawer, deadline = _parse(path.read_text(encoding="ascii"))
-        except (ValueError, OSError):
+            server, thawer, deadline = _parse(read_file(path).decode("ascii"))
+        except NotFoundError:
+            continue
+        except SnapmgrError as error:
+            said.append(f"a server may be frozen, and its record cannot be read: {error.message}")
+            continue
+        except ValueError:
             # The record is incomplete, so nothing was stopped yet: the stop comes after the whole record.
             drop_record(path)
             continue

@@ -60,6 +60,8 @@ class Grant:
     """time.monotonic() when the lock request began to stop writers."""
     granted: float
     """time.monotonic()"""
+    killed: tuple[str, ...] = ()
+    """The SELECTs that we killed for it, as text."""
 
 
 class HeldLock:
@@ -68,7 +70,7 @@ class HeldLock:
     def __init__(self, grant: Grant) -> None:
         """Read the position. Raises MysqlError, NotQuiescedError; then the caller must end the connection."""
         self._grant = grant
-        self._choice = grant.choice
+        self.choice = grant.choice
         self._connection = grant.connection
         self._held_s: float | None = None
         self._proof: str | None = None
@@ -76,9 +78,9 @@ class HeldLock:
         """time.monotonic() by which the lock must be released."""
         self._idle_s = idle_s(grant.hold_s)
         self._bound_time()
-        for statement in self._choice.flush:
+        for statement in self.choice.flush:
             self._connection.execute(statement)
-        if self._choice.redo_lags and grant.abilities.flavor == "mariadb":
+        if self.choice.redo_lags and grant.abilities.flavor == "mariadb":
             await_redo(self._connection, self.deadline)
         self.sources = self._read_sources()
         """Positions that a replica has executed, as exactly as this lock allows."""
@@ -88,19 +90,19 @@ class HeldLock:
     @property
     def position(self) -> Position | None:
         """The binlog position, if the lock stops it from moving; None without binary log."""
-        known = self._choice.position and not self._grant.rows_ahead
+        known = self.choice.position and not self._grant.rows_ahead
         return self._before.position if known else None
 
     def _read_sources(self) -> tuple[SourcePosition, ...]:
         # `replica` was read before the lock: most servers have no source, and every round trip counts here.
-        if not self._choice.position or not self._grant.replica:
+        if not self.choice.position or not self._grant.replica:
             return ()
         return settle_sources(
             self._connection,
             self._grant.abilities,
             deadline=self.deadline,
-            global_read_lock=self._choice.global_read_lock,
-            only_innodb=self._choice.only_innodb,
+            global_read_lock=self.choice.global_read_lock,
+            only_innodb=self.choice.only_innodb,
         )
 
     def _bound_time(self) -> None:
@@ -137,7 +139,7 @@ class HeldLock:
         if after.connection_id != self._before.connection_id or after.connection_id != self._connection.connection_id:
             raise LockLostError("the lock was lost during the snapshot: another connection answers")
         self._proof = f"connection {after.connection_id} answered after the snapshot"
-        if not self._choice.position:
+        if not self.choice.position:
             return
         if after.position != self._before.position:
             raise LockLostError(
@@ -149,7 +151,7 @@ class HeldLock:
         """Release the lock, or cut the connection if that fails. Never raises: the proof is done."""
         try:
             self._connection.set_read_timeout(max(self.deadline - time.monotonic(), 0.1))
-            for statement in self._choice.unlock:
+            for statement in self.choice.unlock:
                 self._connection.execute(statement)
         except MysqlError:
             self._connection.drop()
@@ -168,14 +170,15 @@ class HeldLock:
         if self._proof is None or self._held_s is None:
             raise AssertionError("a lock without proof has no record")
         return QuiesceRecord(
-            level=self._choice.name,
-            why=self._choice.why,
+            level=self.choice.name,
+            why=self.choice.why,
             proof=self._proof,
             attempts=self._grant.attempts,
             waited_s=self._grant.waited_s,
             held_s=self._held_s,
             stall_s=max(self._grant.stall_s, self._grant.granted - self._grant.asked + self._held_s),
             position_from="server" if self.position is not None else "nowhere",
+            killed=self._grant.killed,
         )
 
 

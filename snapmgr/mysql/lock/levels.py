@@ -13,7 +13,7 @@ from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.mysql.connect.abilities import is_on
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from snapmgr.catalog.manifest import Level
     from snapmgr.mysql.connect.abilities import Abilities
@@ -56,6 +56,8 @@ class LockNeeds:
     """Whether it is a replica that applies with several threads."""
     replica: bool = False
     """Whether it is a replica."""
+    applies: bool = False
+    """Whether it is a replica whose applier is at work during the snapshot."""
 
     @property
     def unstaged_engines(self) -> tuple[str, ...]:
@@ -96,6 +98,10 @@ class LockChoice:
     unlock: tuple[str, ...] = ()
     redo_lags: bool = False
     """Whether we must wait until all commits are in InnoDB's log files."""
+    instead: LockChoice | None = None
+    """The other way, if there is one: no lock, for a lock that is not free at once; a lock, for DDL without one."""
+    ways: tuple[str, ...] = ()
+    """What the owner can do so that a lock is easier to get, or not needed: for the hints of errors."""
 
     @property
     def global_read_lock(self) -> bool:
@@ -111,20 +117,37 @@ class LockChoice:
 def choose(asked: str, abilities: Abilities, needs: LockNeeds) -> LockChoice:
     """Given the requested level, the server's abilities and the snapshot's needs, return the lock to take.
 
-    "auto" is the weakest sufficient lock. Raises NotQuiescedError for a level that this server or this layout does not
-    allow. The caller handles "stopped", which needs no lock.
+    "auto" is the weakest sufficient lock, with another way (`LockChoice.instead`) where no lock would do. Raises
+    NotQuiescedError for a level that this server or this layout does not allow, and for one under which the position
+    would not be exact, if it must be. The caller handles "stopped", which needs no lock.
     """
     abilities.refuse_cluster()
-    if asked == "crash-consistent" or (asked == "auto" and not needs.position):
-        obstacles = _obstacles(abilities, needs)
-        if not obstacles:
-            asker = "asked for by the job; " if asked != "auto" else "no position is wanted, and "
-            return _lockless(asker, tail=needs.position and abilities.binlog)
-        if asked != "auto":
+    if needs.position and not abilities.binlog and not needs.replica:
+        raise NotQuiescedError(
+            'position = "exact": the server writes no binary log (log_bin is off), so it has no position',
+            hint='set position = "best" in the job, or start the server with log_bin (point-in-time recovery needs it)',
+        )
+    obstacles = _obstacles(abilities, needs)
+    if asked == "crash-consistent":
+        if obstacles:
             raise NotQuiescedError(
                 f'quiesce = "crash-consistent" is not safe here: {"; ".join(obstacles)}',
                 hint='use "auto", which takes a lock',
             )
+        return _lockless("asked for by the job; ", tail=needs.position and abilities.binlog)
+    lock = _choose_lock(asked, abilities, needs)
+    if needs.position:
+        _refuse_inexact(lock, abilities, needs)
+    lock = replace(lock, ways=_ways(asked, lock, needs, obstacles, stages=abilities.backup_stages))
+    # Without a lock nobody tells how far a replica has executed its sources.
+    if asked != "auto" or obstacles or (needs.position and needs.replica):
+        return lock
+    if not needs.position:
+        return replace(_lockless("no position is wanted, and ", tail=False), instead=lock)
+    return replace(lock, instead=_lockless(f"the {lock.level} was not free at once; ", tail=True))
+
+
+def _choose_lock(asked: str, abilities: Abilities, needs: LockNeeds) -> LockChoice:
     able = abilities.backup_stages or abilities.instance_lock
     if asked == "backup-lock" and not able:
         raise NotQuiescedError(
@@ -141,6 +164,43 @@ def choose(asked: str, abilities: Abilities, needs: LockNeeds) -> LockChoice:
     if too_weak:
         return _global_read_lock(needs, reason + too_weak, freeze=freeze)
     return _backup_lock(abilities, needs, reason, freeze=freeze)
+
+
+def _refuse_inexact(lock: LockChoice, abilities: Abilities, needs: LockNeeds) -> None:
+    """Raise NotQuiescedError if the position is not exact under `lock`."""
+    if not lock.position:
+        raise NotQuiescedError(
+            f'position = "exact": under the {lock.level} of MariaDB no position is exact, because the binary log has '
+            f"rows of {_list(needs.unstaged_engines)} before they are committed",
+            hint='set quiesce = "auto" (global-read-lock waits for both) or position = "best" in the job, '
+            "or convert these tables to InnoDB",
+        )
+    paused = lock.global_read_lock and needs.parallel_applier
+    if abilities.flavor == "mariadb" and needs.applies and needs.other_engines and not paused:
+        raise NotQuiescedError(
+            f'position = "exact": the replica\'s applier writes tables of {_list(needs.other_engines)} ahead of the '
+            "binary log, so that no position is exact",
+            hint="set stop_replica = true in the job, which stops the applier for the snapshot, or "
+            'position = "best", or convert these tables to InnoDB',
+        )
+
+
+def _ways(asked: str, lock: LockChoice, needs: LockNeeds, obstacles: Sequence[str], *, stages: bool) -> tuple[str, ...]:
+    """Return what the owner can do so that a lock is easier to get, or not needed."""
+    found: list[str] = []
+    if not obstacles and asked != "auto":
+        found.append(
+            f'set quiesce = "crash-consistent", which takes no lock and is safe here (or "auto"; {asked} is set)'
+        )
+    elif needs.other_engines and len(obstacles) == 1:
+        counts = needs.engines or {}
+        tables = ", ".join(f"{counts.get(engine, 0)} of {engine}" for engine in needs.other_engines)
+        found.append(f"convert the tables that are not InnoDB ({tables}): then no lock is needed")
+    elif obstacles:
+        found.append(f"change what makes a lock necessary ({'; '.join(obstacles)})")
+    if stages and needs.position and lock.global_read_lock:
+        found.append('set position = "best": then BACKUP STAGE suffices, which does not wait for InnoDB\'s statements')
+    return tuple(found)
 
 
 def _why_stages_are_too_weak(needs: LockNeeds) -> str:

@@ -38,9 +38,14 @@ _STRUCTURE = re.compile(
     r"(?:ALTER|CREATE|DROP|RENAME|TRUNCATE|OPTIMIZE|REPAIR|IMPORT|GRANT|REVOKE|SET\s+PASSWORD|INSTALL|UNINSTALL|EXECUTE)\b",
     re.IGNORECASE,
 )
+_LOCK_WAIT_TIMEOUT = 1205
 # The storage call does not block anyone; this bounds a call that hangs.
 _FIRE_S = 60.0
 _IDLE_S = 600
+
+
+class StructureChangedError(NotQuiescedError):
+    """DDL or an account change was under way, or began: the snapshot may hold a half of it. A lock would prevent it."""
 
 
 class NoLock:
@@ -66,7 +71,7 @@ class NoLock:
             ) from None
         changed = sorted(name for name, count in after.items() if count != self._before.get(name, 0))
         if changed:
-            raise NotQuiescedError(
+            raise StructureChangedError(
                 f"DDL or an account change ran during the snapshot, which took no lock: {', '.join(changed)}",
                 hint='try again when none runs, or use quiesce = "auto"',
             )
@@ -99,12 +104,12 @@ def lockless(
 ) -> Iterator[NoLock]:
     """Watch the server for structural changes while the context lasts; the arguments are those of `locked`.
 
-    Raises NotQuiescedError if DDL is in progress and does not end within lock_wait.
+    Raises NotQuiescedError if DDL is in progress and does not end within max_stall.
     """
     with connect(credentials) as connection:
         check(connection)
-        connection.set_read_timeout(bounds.lock_wait_s * 3 + 5)
-        connection.execute(f"SET SESSION lock_wait_timeout = {max(int(bounds.lock_wait_s), 1)}")
+        connection.set_read_timeout(bounds.max_stall_s * 3 + 5)
+        connection.execute(f"SET SESSION lock_wait_timeout = {max(int(bounds.max_stall_s), 1)}")
         connection.execute(f"SET SESSION wait_timeout = {_IDLE_S}")
         sync()
         before = _count_changes(connection)
@@ -130,13 +135,14 @@ def _require_no_ddl(connection: Connection, abilities: Abilities) -> None:
         )
     except MysqlError as error:
         connection.drop()
-        raise NotQuiescedError(
+        failure = StructureChangedError if error.errno == _LOCK_WAIT_TIMEOUT else NotQuiescedError
+        raise failure(
             f"cannot make sure that no DDL is under way: {error.message}",
             hint=error.hint or "try again when it has ended (SHOW FULL PROCESSLIST)",
         ) from None
     running = [str(row["id"]) for row in rows if _STRUCTURE.match(code(str(row["info"])))]
     if running:
-        raise NotQuiescedError(
+        raise StructureChangedError(
             f"DDL or an account change is under way (connection {', '.join(running)})",
             hint='try again when it has ended, or use quiesce = "auto"',
         )

@@ -208,6 +208,8 @@ def _session(row: Row) -> Session:
         activity=activity,
         # An applier's clock does not restart with each transaction.
         age_s=seconds(row["age_s"]) if idle else None,
+        # Modes and sessions are two queries: a statement may have ended between them, so several looks must agree.
+        own_clock=not idle,
         idle=idle,
         system=row["command"] in _APPLIERS,
     )

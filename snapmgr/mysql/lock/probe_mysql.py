@@ -108,7 +108,11 @@ class MysqlLockProbe(LockProbe):
             account=account(row),
             activity=activity,
             age_s=age_s,
-            statement=words(str(row["info"] or "")),
+            # That of an idle session has ended, and did not take these locks.
+            statement="" if idle else words(str(row["info"] or "")),
+            # The tables of performance_schema are read one after another: between two reads an ordinary client ends
+            # its statement. Only who holds the same lock at several looks, for long enough, is really idle with it.
+            own_clock=not idle,
             idle=idle,
             system=not ordinary,
             only_reads=ordinary and busy and held <= {"table", "system"} and row["event"] in _PLAIN_SELECTS,

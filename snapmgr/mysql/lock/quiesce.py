@@ -11,7 +11,7 @@ import math
 import random
 import time
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from snapmgr.contract.errors import NotQuiescedError
@@ -46,7 +46,7 @@ _DOUBLINGS = 20
 class LockBounds:
     """Limits on how long we may block other sessions, in seconds."""
 
-    lock_wait_s: float
+    max_stall_s: float
     """How long writers may queue behind our waiting lock in the last try; earlier tries wait less."""
     lock_attempts: int
     lock_hold_s: float
@@ -55,6 +55,22 @@ class LockBounds:
     """Over all tries: how long we wait for sessions that would block the lock; nobody waits for us meanwhile."""
     kill_selects_after_s: float | None = None
     """SELECTs that block the lock and have run longer are killed; None: none is."""
+    blocker_age_s: float = 1.0
+    """A session that would block the lock counts once it has done so for this long."""
+
+    @property
+    def brief(self) -> LockBounds:
+        """For a lock that is not indispensable: one short try, and only if nobody would block it."""
+        wait_s = min(self.max_stall_s, _FIRST_WAIT_S)
+        return replace(self, max_stall_s=wait_s, lock_attempts=1, blocker_wait_s=0.0, kill_selects_after_s=None)
+
+
+class NotGrantedError(NotQuiescedError):
+    """The lock was not granted. `stall_s`: the longest time that writers can have queued behind the request."""
+
+    def __init__(self, message: str, *, hint: str, stall_s: float) -> None:
+        super().__init__(message, hint=hint)
+        self.stall_s = stall_s
 
 
 @contextmanager
@@ -111,6 +127,7 @@ class _Request:
     _granted: float = field(default=0.0, init=False)
     _replica: bool = field(default=False, init=False)
     _rows_ahead: bool = field(default=False, init=False)
+    _killed: tuple[str, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         self.killer = ConnectionKiller(self.credentials)
@@ -142,18 +159,19 @@ class _Request:
             except BaseException:
                 connection.drop()
                 raise
-        raise NotQuiescedError(
-            f"the {self.choice.level} was not granted in {bounds.lock_attempts} tries of up to "
-            f"{format_duration(bounds.lock_wait_s)} ({failure})",
-            hint="a long statement, an open DDL or another backup blocks it: see SHOW FULL PROCESSLIST; "
-            "or raise lock_wait or lock_attempts",
+        tries = "one try" if bounds.lock_attempts == 1 else f"{bounds.lock_attempts} tries"
+        raise NotGrantedError(
+            f"the {self.choice.level} was not granted in {tries} of up to "
+            f"{format_duration(bounds.max_stall_s)} ({failure})",
+            hint=", or ".join((*self.choice.ways, "raise max_stall, if writers may wait longer, or lock_attempts")),
+            stall_s=self._stall_s,
         )
 
     def _prepare(self, connection: Connection) -> None:
         """Do all work that blocks nobody. Raises the errors of `check` and `sync`, NotQuiescedError, MysqlError."""
         self.check(connection)
         self._bound_answers(connection)
-        wait_s = math.ceil(self.bounds.lock_wait_s)
+        wait_s = math.ceil(self.bounds.max_stall_s)
         connection.execute(f"SET SESSION lock_wait_timeout = {wait_s}, SESSION wait_timeout = {_SYNC_IDLE_S}")
         self._read_replication(connection)
         # This flush may take long; the one in `_begin` leaves little dirty data for the storage call.
@@ -180,12 +198,14 @@ class _Request:
 
     def _wait_for_blockers(self, connection: Connection) -> None:
         start = time.monotonic()
-        wait_for_blockers(
+        self._killed += wait_for_blockers(
             connection,
             self.abilities,
             "global-read-lock" if self.choice.level == "global-read-lock" else "backup-lock",
             at_most_s=self._blocker_wait_s,
+            min_age_s=self.bounds.blocker_age_s,
             kill_selects_after_s=self.bounds.kill_selects_after_s,
+            ways=self.choice.ways,
             tell=self.tell,
         )
         self._blocker_wait_s = max(self._blocker_wait_s - (time.monotonic() - start), 0.0)
@@ -195,7 +215,7 @@ class _Request:
         if self.choice.begin:
             start = time.monotonic()
             try:
-                self._execute(connection, self.choice.begin, start, self.bounds.lock_wait_s)
+                self._execute(connection, self.choice.begin, start, self.bounds.max_stall_s)
             finally:
                 self._waited_s += time.monotonic() - start
             connection.execute(f"SET SESSION wait_timeout = {_BEGUN_IDLE_S}")
@@ -220,7 +240,7 @@ class _Request:
             self._waited_s += self._granted - self._asked
         if self._granted - self._asked > wait_s + 1:
             # We were stopped when it was granted: its time began before we noticed.
-            raise LockLostError("snapmgr itself was stopped for longer than lock_wait", hint="try again")
+            raise LockLostError("snapmgr itself was stopped for longer than max_stall", hint="try again")
 
     def _hold(self, connection: Connection) -> HeldLock:
         """Return the granted lock. Raises MysqlError, LockLostError; then the lock is gone."""
@@ -237,6 +257,7 @@ class _Request:
             stall_s=self._stall_s,
             asked=self._asked,
             granted=self._granted,
+            killed=self._killed,
         )
         try:
             return HeldLock(grant)
@@ -245,14 +266,14 @@ class _Request:
             raise
 
     def _lock_wait_s(self) -> float:
-        """Return the time for which this try may block writers: the last one lock_wait, earlier ones less.
+        """Return the time for which this try may block writers: the last one max_stall, earlier ones less.
 
         A statement that waits for a row blocks FLUSH TABLES WITH READ LOCK, and the row's owner may wait behind that
         lock: such a deadlock ends only when we give up. Locks that are granted at all are mostly granted quickly.
         """
         if self._attempts >= self.bounds.lock_attempts:
-            return self.bounds.lock_wait_s
-        return min(self.bounds.lock_wait_s, math.ldexp(_FIRST_WAIT_S, min(self._attempts - 1, _DOUBLINGS)))
+            return self.bounds.max_stall_s
+        return min(self.bounds.max_stall_s, math.ldexp(_FIRST_WAIT_S, min(self._attempts - 1, _DOUBLINGS)))
 
     def _execute(self, connection: Connection, statements: tuple[str, ...], asked: float, wait_s: float) -> None:
         """Run statements that together wait for at most `wait_s`.
@@ -272,11 +293,11 @@ class _Request:
                 self._bound_answers(connection)
             except BaseException as error:
                 gave_up = time.monotonic() >= asked + wait_s
-                self.killer.kill(connection, asked + _WAITS * math.ceil(self.bounds.lock_wait_s))
+                self.killer.kill(connection, asked + _WAITS * math.ceil(self.bounds.max_stall_s))
                 if isinstance(error, ConnectionLostError) and gave_up and not self.abilities.statement_time:
                     raise MysqlError(f"{statement}: not granted within {format_duration(wait_s)}", errno=1205) from None
                 raise
 
     def _bound_answers(self, connection: Connection) -> None:
         # A little longer than the server itself lets a statement wait for a lock.
-        connection.set_read_timeout(self.bounds.lock_wait_s + 5)
+        connection.set_read_timeout(self.bounds.max_stall_s + 5)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import time
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from snapmgr.mysql.connect.client import ConnectionLostError, MysqlError, quote
+from snapmgr.mysql.datadir.engines import SYSTEM_SCHEMAS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,8 +27,22 @@ _LOGGED_SHOWN = 3
 _NOT_ON_DISK = ("information_schema", "performance_schema", "sys")
 # CHECK TABLE's last line for an intact table (reference manual, "CHECK TABLE output").
 _INTACT = ("ok", "table is already up to date")
-# The engine cannot check, or is not loaded: the table's state is unknown, which is not damage.
-_CANNOT_CHECK = ("doesn't support check", "unknown storage engine", "unknown table engine", "not supported for this")
+_NO_CHECK = ("doesn't support check", "not supported for this")
+# The server cannot open the table, so nothing is known about it, which is not damage.
+_NOT_LOADED = re.compile(r"unknown (?:storage|table) engine '?(?P<engine>\w+)", re.IGNORECASE)
+_NO_KEY = re.compile(r"Initialization of encryption failed|find master key from keyring|used key_id is not available")
+_KEY_ABSENT = "its encryption key is not available"
+# Engines whose tables have no data in a snapshot: in memory, in other tables, or elsewhere.
+_DATA_ELSEWHERE = frozenset(
+    {"MEMORY", "BLACKHOLE", "MRG_MYISAM", "FEDERATED", "CONNECT", "SPIDER", "SPHINX", "OQGRAPH", "PERFORMANCE_SCHEMA"}
+)
+# MariaDB's tablespaces whose current key it cannot get (ENCRYPTION_KEY_VERSION_INVALID). Names are as file names.
+_KEYLESS = (
+    "SELECT CONVERT(CONVERT(CAST(SUBSTRING_INDEX(NAME, '/', 1) AS BINARY) USING filename) USING utf8mb4) AS s, "
+    "CONVERT(CONVERT(CAST(SUBSTRING_INDEX(SUBSTRING_INDEX(SUBSTRING_INDEX(NAME, '/', -1), '#P#', 1), '#p#', 1) "
+    "AS BINARY) USING filename) USING utf8mb4) AS t FROM information_schema.INNODB_TABLESPACES_ENCRYPTION "
+    "WHERE ENCRYPTION_SCHEME = 1 AND CURRENT_KEY_VERSION = 4294967295"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +55,12 @@ class CheckReport:
     """All base tables, sampled or not."""
     failures: tuple[str, ...]
     """One sentence each; empty means that every checked table is intact."""
+    unchecked: tuple[str, ...] = ()
+    """One sentence for each table that could not be looked at: its engine or its encryption key is missing."""
+    user_tables_checked: int = 0
+    """Those of `tables_checked` that are not the server's own."""
     notes: tuple[str, ...] = ()
-    """Warnings (a MyISAM table that was open), and tables that CHECK TABLE could not judge."""
+    """Warnings (a MyISAM table that was open), and tables without data of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +68,16 @@ class TableVerdict:
     """The meaning of CHECK TABLE's lines for one table."""
 
     failure: str | None = None
+    unchecked: str | None = None
+    """Why it could not be looked at."""
     note: str | None = None
-    checked: bool = True
+    unsupported: bool = False
+    """Whether its engine has no check."""
+
+    @property
+    def checked(self) -> bool:
+        """Whether the table was looked at."""
+        return self.unchecked is None and not self.unsupported
 
 
 def check_tables(
@@ -85,8 +113,9 @@ def check_tables(
         )
     chosen = [] if depth == "none" else sample(tables, share, seed)
     failures: list[str] = []
+    unchecked: list[str] = []
     notes: list[str] = []
-    checked = 0
+    checked: list[str] = []
     # Skip earlier lines: recovery repaired that damage, or the checks will find it again.
     complaints()
     for done, (schema, table, engine) in enumerate(chosen):
@@ -97,12 +126,7 @@ def check_tables(
             failures.append(f"the time limit was reached after {done} of {len(chosen)} tables")
             break
         try:
-            connection.set_read_timeout(left)
-            lines = connection.rows(f"CHECK TABLE {name} {depth.upper()}")
-            verdict = judge([(str(line["Msg_type"]), str(line["Msg_text"])) for line in lines])
-            if depth == "extended" and engine == "InnoDB" and verdict.failure is None and verdict.checked:
-                connection.set_read_timeout(max(deadline - time.monotonic(), 0.001))
-                connection.execute(f"CHECKSUM TABLE {name} EXTENDED")
+            verdict = _check(connection, name, engine, depth, deadline)
         except ConnectionLostError as error:
             late = time.monotonic() >= deadline
             why = "the time limit was reached" if late else f"the server ended or hung ({error.message})"
@@ -110,17 +134,59 @@ def check_tables(
             break
         except MysqlError as error:
             verdict = TableVerdict(failure=error.message)
-        logged = complaints()
-        if logged and verdict.failure is None:
-            verdict = TableVerdict(failure="the server's log says: " + "; ".join(logged[:_LOGGED_SHOWN]))
-        checked += verdict.checked
-        if verdict.failure:
-            failures.append(f"{name}: {verdict.failure}")
-        if verdict.note:
-            notes.append(f"{name}: {verdict.note}")
+        # MariaDB lists a tablespace only after somebody opened it.
+        keyless = verdict.failure is not None and (schema, table) in _keyless_tables(connection)
+        verdict = _completed(verdict, complaints(), keyless=keyless)
+        if verdict.checked:
+            checked.append(schema)
+        for said, sentences in ((verdict.failure, failures), (verdict.unchecked, unchecked), (verdict.note, notes)):
+            if said:
+                sentences.append(f"{name}: {said}")
     else:
         progress(len(chosen), len(chosen))
-    return CheckReport(tables_checked=checked, tables_total=len(tables), failures=tuple(failures), notes=tuple(notes))
+    return CheckReport(
+        tables_checked=len(checked),
+        tables_total=len(tables),
+        failures=tuple(failures),
+        unchecked=tuple(unchecked),
+        user_tables_checked=sum(schema not in SYSTEM_SCHEMAS for schema in checked),
+        notes=tuple(notes),
+    )
+
+
+def _keyless_tables(connection: Connection) -> frozenset[tuple[str, str]]:
+    """Return the opened InnoDB tables, as (schema, name), whose keys MariaDB does not have; MySQL has no such list."""
+    try:
+        return frozenset((str(row["s"]), str(row["t"])) for row in connection.rows(_KEYLESS))
+    except MysqlError:
+        return frozenset()
+
+
+def _completed(verdict: TableVerdict, logged: Sequence[str], *, keyless: bool) -> TableVerdict:
+    """Return a verdict with what the server's log and the known keys say about the table."""
+    if verdict.failure and keyless:
+        return TableVerdict(unchecked=_KEY_ABSENT)
+    if logged and verdict.failure is None and verdict.unchecked is None:
+        return TableVerdict(failure="the server's log says: " + "; ".join(logged[:_LOGGED_SHOWN]))
+    return verdict
+
+
+def _check(connection: Connection, name: str, engine: str, depth: Depth, deadline: float) -> TableVerdict:
+    """Check one table. Raises MysqlError, ConnectionLostError also at the deadline."""
+    connection.set_read_timeout(max(deadline - time.monotonic(), 0.001))
+    lines = connection.rows(f"CHECK TABLE {name} {depth.upper()}")
+    verdict = judge([(str(line["Msg_type"]), str(line["Msg_text"])) for line in lines])
+    if verdict.unsupported and engine.upper() in _DATA_ELSEWHERE:
+        return TableVerdict(note=f"not checked: {engine} keeps no data here", unsupported=True)
+    if not verdict.unsupported and (depth != "extended" or engine != "InnoDB" or verdict.failure or verdict.unchecked):
+        return verdict
+    connection.set_read_timeout(max(deadline - time.monotonic(), 0.001))
+    read = connection.rows(f"CHECKSUM TABLE {name} EXTENDED")
+    if verdict.unsupported:
+        # NULL: it could not be read, and the reason is a warning.
+        unread = not read or next(reversed(read[0].values())) is None
+        return TableVerdict(unchecked=f"its engine {engine} cannot check it" if unread else None)
+    return verdict
 
 
 def sample(tables: Sequence[_T], share: float, seed: str) -> list[_T]:
@@ -141,8 +207,10 @@ def judge(lines: Sequence[tuple[str, str]]) -> TableVerdict:
     """
     kinds = [(kind.lower(), text) for kind, text in lines]
     said = [text for _, text in kinds]
-    if any(words in text.lower() for text in said for words in _CANNOT_CHECK):
-        return TableVerdict(note=f"not checked: {said[0]}", checked=False)
+    if unchecked := next(filter(None, map(cannot_open, said)), None):
+        return TableVerdict(unchecked=unchecked)
+    if any(words in text.lower() for text in said for words in _NO_CHECK):
+        return TableVerdict(unsupported=True)
     errors = [text for kind, text in kinds if kind == "error"]
     status = next((text for kind, text in reversed(kinds) if kind == "status"), None)
     if status is None and not errors:
@@ -153,15 +221,28 @@ def judge(lines: Sequence[tuple[str, str]]) -> TableVerdict:
     return TableVerdict(note="; ".join(warnings) or None)
 
 
-def run_assertions(connection: Connection, assertions: Sequence[str], *, deadline: float) -> tuple[str, ...]:
-    """Run the user's statements; each must return one row with one true value. Return a sentence for each failure.
+def cannot_open(said: str) -> str | None:
+    """Given a server's message, return why it cannot open a table that may be intact; None for other messages."""
+    if engine := _NOT_LOADED.search(said):
+        return f"its engine {engine['engine']} is not loaded"
+    return _KEY_ABSENT if _NO_KEY.search(said) else None
 
+
+def run_assertions(
+    connection: Connection, assertions: Sequence[str], *, deadline: float, unchecked: Sequence[str] = ()
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Run the user's statements; each must return one row with one true value.
+
+    Return a sentence for each failure, and one for each that needs a table that cannot be opened here, such as those of
+    `unchecked` (`CheckReport.unchecked`).
     The statement in progress at `deadline` (time.monotonic()) is abandoned, and its connection is lost.
 
     True is a number other than 0, as in MySQL. A sentence has the assertion's number (from 1) and not its text, which
     may hold data that do not belong in a log. After a lost connection the remaining assertions are not run.
     """
-    failures = []
+    failures: list[str] = []
+    untried: list[str] = []
+    names = [sentence.partition(": ")[0] for sentence in unchecked]
     for number, sql in enumerate(assertions, start=1):
         try:
             connection.set_read_timeout(max(deadline - time.monotonic(), 0.001))
@@ -171,14 +252,15 @@ def run_assertions(connection: Connection, assertions: Sequence[str], *, deadlin
             failures.append(f"assertion {number}: {why}; {len(assertions) - number} more were not run")
             break
         except MysqlError as error:
-            failures.append(f"assertion {number}: {error.message}")
+            unopened = cannot_open(error.message) or any(name in error.message for name in names)
+            (untried if unopened else failures).append(f"assertion {number}: {error.message}")
             continue
         if len(rows) != 1 or len(rows[0]) != 1:
             columns = f" of {len(rows[0])} columns" if rows else ""
             failures.append(f"assertion {number}: gave {len(rows)} rows{columns}, not one value")
         elif not is_true(next(iter(rows[0].values()))):
             failures.append(f"assertion {number}: is not true")
-    return tuple(failures)
+    return tuple(failures), tuple(untried)
 
 
 def is_true(value: object) -> bool:

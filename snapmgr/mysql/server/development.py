@@ -27,6 +27,7 @@ from snapmgr.mysql.datadir.plainfile import open_plain
 from snapmgr.mysql.server.keyring import provide_keys
 from snapmgr.mysql.server.log import describe_end, lacks_keys
 from snapmgr.mysql.server.options import throwaway_options
+from snapmgr.mysql.server.plugins import table_plugins
 from snapmgr.mysql.server.rundir import COVER_FAILED, as_user, check_reachable, covered, make_run_dir, owner_of
 from snapmgr.system.command import end_process, let_go, start_held
 from snapmgr.system.host import is_alive, this_process
@@ -214,7 +215,7 @@ def held_server(
             socket=socket,
             uid=uid,
             port=port,
-            options=keys.among(options),
+            options=(*table_plugins(binary, settings, options), *keys.among(options)),
         )
         needed = {binary.path, run_dir, *(part.partition("=")[2] for part in serving if "=/" in part)}
         needed |= {value for value in copy.settings.values() if value.startswith("/")}

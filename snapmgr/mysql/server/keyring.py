@@ -67,8 +67,7 @@ def provide_keys(
     """
     if any(_MARIADB_PLUGIN in one.replace("-", "_") for one in options):
         return KeyOptions()
-    given = [one.partition("=")[2] for one in options if one.startswith(("--plugin-dir=", "--plugin_dir="))]
-    plugins = given[-1] if given else plugin_folder(binary)
+    plugins = plugin_folder(binary, options)
     files = _SourceFiles(copy, originals, owner)
     if binary.flavor == "mariadb":
         return _of_mariadb(copy.settings, plugins, files)

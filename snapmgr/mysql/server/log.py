@@ -20,7 +20,8 @@ _DAMAGE = re.compile(
 # MySQL's InnoDB without its keyring; MariaDB's without its plugin, at the start.
 _NO_KEYS = re.compile(
     r"\[ERROR\].*(?:keyring is (?:not )?loaded|find master key|key management plugin was not found"
-    r"|Initialization of encryption failed|encryption service or used key_id is not available)"
+    r"|Initialization of encryption failed|encryption service or used key_id is not available"
+    r"|Encryption key is not found for)"
 )
 # MariaDB, when it opens a table. With keys this means damage.
 _ENCRYPTED = re.compile(r"\[ERROR\].*(?:Encrypted page \[|compressed or encrypted but uncompress or decrypt failed)")
@@ -79,6 +80,9 @@ _DATA = (
     ),
 )
 _KILLED = -9
+# MariaDB's advice, whatever the cause was: it could not read its binary logs.
+_ADVICE = "(if it's, for example, out of memory error)"
+_UNREADABLE_LOGS = "Can't init tc log"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +105,7 @@ def describe_end(log: str, returncode: int | None) -> ServerEnd:
         how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
         text = f"{text} ({how})" if text else f"it printed nothing ({how})"
     errors = "\n".join(line for line in log.splitlines() if "[Warning]" not in line and "[Note]" not in line)
+    errors = errors.replace(_ADVICE, "")
     for patterns, machine in ((_MACHINE, True), (_DATA, False)):
         for pattern, hint in patterns:
             if pattern.search(errors):
@@ -124,6 +129,11 @@ def lacks_keys(log: str, *, given: bool) -> bool:
         given: whether it has keys: then MariaDB's message about a page that it cannot decrypt means damage.
     """
     return _NO_KEYS.search(log) is not None or (not given and _ENCRYPTED.search(log) is not None)
+
+
+def unreadable_logs(log: str) -> bool:
+    """Return whether a server could not read its binary logs after a crash. Pure."""
+    return _UNREADABLE_LOGS in log
 
 
 def excerpt(log: str) -> str:

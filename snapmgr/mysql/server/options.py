@@ -6,10 +6,10 @@ import os
 import secrets
 from typing import TYPE_CHECKING
 
-from snapmgr.mysql.datadir.settings import PATH_SETTINGS
+from snapmgr.mysql.datadir.settings import PATH_SETTINGS, PLUGINS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from snapmgr.mysql.datadir.copy import IsolatedCopy
     from snapmgr.mysql.server.program import ServerBinary
@@ -71,7 +71,7 @@ def throwaway_options(
         # The source's datadir is root's, so its server ran as root: a server requires this option for that.
         options.append("--user=root")
     for name, value in copy.settings.items():
-        if name not in PATH_SETTINGS and not name.startswith(("file_key_management_", "keyring_")):
+        if name not in (*PATH_SETTINGS, PLUGINS) and not name.startswith(("file_key_management_", "keyring_")):
             options.append(f"--{'' if name in _STRICT else 'loose-'}{name.replace('_', '-')}={value}")
     options += [f"--{name.replace('_', '-')}={path}" for name, path in copy.paths.items()]
     return [*options, *copy.log_bin_options]
@@ -98,8 +98,11 @@ def program_folders(binary: ServerBinary) -> Iterator[str]:
         yield f"--plugin-dir={plugins}"
 
 
-def plugin_folder(binary: ServerBinary) -> str | None:
-    """Return the plugin folder beside a server's program; None without one."""
+def plugin_folder(binary: ServerBinary, options: Sequence[str] = ()) -> str | None:
+    """Return the plugin folder that the user's options name, else that beside a server's program; None without one."""
+    given = [one.partition("=")[2] for one in options if one.startswith(("--plugin-dir=", "--plugin_dir="))]
+    if given:
+        return given[-1]
     root = _root(binary)
     names = ("mariadb", "mysql", "") if binary.flavor == "mariadb" else ("mysql", "")
     folders = (os.path.join(root, lib, name, "plugin") for lib in ("lib", "lib64") for name in names)

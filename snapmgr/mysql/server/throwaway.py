@@ -19,8 +19,9 @@ from snapmgr.mysql.connect.client import Connection, Credentials, MysqlError, co
 from snapmgr.mysql.datadir.copy import IsolatedCopy, isolate_copy
 from snapmgr.mysql.datadir.tablespace import name_spaces
 from snapmgr.mysql.server.keyring import provide_keys
-from snapmgr.mysql.server.log import damage, describe_end, lacks_keys
+from snapmgr.mysql.server.log import damage, describe_end, lacks_keys, unreadable_logs
 from snapmgr.mysql.server.options import throwaway_options
+from snapmgr.mysql.server.plugins import table_plugins
 from snapmgr.mysql.server.program import server_for
 from snapmgr.mysql.server.rundir import (
     COVER_FAILED,
@@ -57,6 +58,8 @@ class ThrowawayServer:
         self._complaints_read = 0
         self.no_keys: str | None = None
         """Why the keys of encrypted data are missing, as text; None if it has keys."""
+        self.encrypted_logs = False
+        """Whether its binary logs are encrypted: if they cannot be read, MariaDB does not say why."""
 
     @property
     def pid(self) -> int:
@@ -100,7 +103,9 @@ class ThrowawayServer:
 
     def missing_keys(self, what: str) -> MissingRequirementError | None:
         """Return the error for a server without the keys of encrypted data; None if that is not the cause."""
-        if not lacks_keys(self.log_text(), given=self.no_keys is None):
+        log = self.log_text()
+        unread = self.no_keys is not None and self.encrypted_logs and unreadable_logs(log)
+        if not unread and not lacks_keys(log, given=self.no_keys is None):
             return None
         why = f"; {self.no_keys}" if self.no_keys else ""
         return MissingRequirementError(
@@ -124,6 +129,7 @@ def throwaway(
     options: Sequence[str] = (),
     originals: Originals | None = None,
     time_limit_s: float = 600.0,
+    encrypted_logs: bool = False,
 ) -> Iterator[ThrowawayServer]:
     """Run a server on a writable copy of a datadir while the context lasts; then always end and reap it.
 
@@ -137,6 +143,7 @@ def throwaway(
         originals: folders by their path on the source's server, and the copy of each: the datadir and every place
             outside it. Needed (and used) only if the copy holds absolute paths; requires root.
         time_limit_s: from start to the first answer, crash recovery included.
+        encrypted_logs: whether its binary logs are encrypted.
 
     The server dies with the *thread* that entered the context (prctl(2), PR_SET_PDEATHSIG).
 
@@ -154,13 +161,15 @@ def throwaway(
             *_prefix(copy, uid, gid),
             binary.path,
             *throwaway_options(binary, copy, memory_bytes=memory_bytes, run_dir=run_dir, socket=socket, uid=uid),
+            *table_plugins(binary, settings, options),
             *keys.among(options),
         ]
         with running(argv, output=log, grace_s=_GRACE_S) as process:
             # Assume that any plugin has keys: then an unreadable page is damaged.
-            given = keys.plugin_dir is not None or any(one.startswith("--plugin-load") for one in argv)
+            given = keys.plugin_dir is not None or any(one.startswith("--plugin-load") for one in keys.among(options))
             server = ThrowawayServer(binary, process, socket, log.fileno(), home=copy.home)
             server.no_keys = None if given else keys.missing
+            server.encrypted_logs = encrypted_logs
             try:
                 _wait_until_it_answers(server, time_limit_s)
             except BaseException:
@@ -184,6 +193,7 @@ def copy_server(
     time_limit_s: float,
     tell: Callable[[str], None] = lambda _line: None,
     purpose: str = "",
+    encrypted_logs: bool = False,
 ) -> Iterator[ThrowawayServer]:
     """Choose the program for a writable copy of a datadir, and run `throwaway` with it in a temporary folder.
 
@@ -196,6 +206,7 @@ def copy_server(
         scratch_dir: gets the folder for socket, log and temporary files, which is removed afterwards.
         tell: receives a message for the user, which ends with `purpose`.
         purpose: the reason for the start.
+        encrypted_logs: as for `throwaway`.
 
     Raises the errors of `server_for`, `run_folder` and `throwaway`.
     """
@@ -212,6 +223,7 @@ def copy_server(
             options=options,
             originals=originals,
             time_limit_s=time_limit_s,
+            encrypted_logs=encrypted_logs,
         ) as server,
     ):
         yield server

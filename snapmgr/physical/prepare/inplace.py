@@ -51,6 +51,8 @@ class ApplyTimes:
 
     warm_up_s: float
     tool_s: float
+    after_s: float
+    """Of the caller's step: owners and flush."""
     settle_s: float
     """Until everything was in the storage itself."""
     unmount_s: float
@@ -109,8 +111,9 @@ def apply_in_place(
 
     if settings.client is None:
         tool_s = applied(folder)
+        start = time.monotonic()
         after(folder)
-        return ApplyTimes(warm_up_s=0.0, tool_s=tool_s, settle_s=0.0, unmount_s=0.0)
+        return ApplyTimes(warm_up_s=0.0, tool_s=tool_s, after_s=time.monotonic() - start, settle_s=0.0, unmount_s=0.0)
     if storage is None:
         raise StorageError(
             "this storage has no client program that can be mounted with other options",
@@ -130,10 +133,15 @@ def apply_in_place(
         warm_up_s = time.monotonic() - start
         with watching(mount):
             tool_s = applied(inside)
-        after(inside)
         start = time.monotonic()
+        after(inside)
+        after_s, start = time.monotonic() - start, time.monotonic()
         mount.settle(_SETTLE_S, lambda left: tell(f"{format_size(left)} left to upload"))
         settled = time.monotonic()
     return ApplyTimes(
-        warm_up_s=warm_up_s, tool_s=tool_s, settle_s=settled - start, unmount_s=time.monotonic() - settled
+        warm_up_s=warm_up_s,
+        tool_s=tool_s,
+        after_s=after_s,
+        settle_s=settled - start,
+        unmount_s=time.monotonic() - settled,
     )

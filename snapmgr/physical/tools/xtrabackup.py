@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from snapmgr.physical.tools.source import BackupSource
 
 
+UNTRIED = "snapmgr was never run with the real xtrabackup: its calls are written from the manual"
+
+
 class XtrabackupTool(CopyTool):
     """Percona XtraBackup; see `snapmgr.physical.tools.request.Tool`."""
 

@@ -7,11 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.contract.units import format_duration, format_size
-from snapmgr.physical.tuning.rungs import changes
+from snapmgr.physical.tuning.rungs import RungSettings, changes
 from snapmgr.physical.tuning.tune import tables_compared
 
 if TYPE_CHECKING:
-    from snapmgr.physical.tuning.rungs import RungSettings
     from snapmgr.physical.tuning.tune import Measured, Tuning
 
 # The published ladder: 11 GB; its last rung also has another disk for the cache.
@@ -63,9 +62,31 @@ def arguments(settings: RungSettings) -> list[str]:
     return found
 
 
-def command_line(source: str, settings: RungSettings) -> str:
-    """Return the command that prepares with these settings, for a shell."""
-    return shlex.join(["snapmgr", "prepare", source, *arguments(settings)])
+def command_line(source: str, options: list[str]) -> str:
+    """Return the command that prepares with these options, for a shell."""
+    return shlex.join(["snapmgr", "prepare", source, *options])
+
+
+def scratch_is_quickest(tuning: Tuning) -> bool:
+    """Whether the way over scratch took less time than the best rung."""
+    now, run = tuning.standing, tuning.scratch
+    return now is not None and run is not None and run.failure is None and run.seconds < now.best_s
+
+
+def quickest_arguments(tuning: Tuning, best: RungSettings) -> list[str]:
+    """Return the options of ``snapmgr prepare`` for the quickest measured way: over scratch, or the best rung."""
+    if not scratch_is_quickest(tuning):
+        return arguments(best)
+    memory = tuning.start.use_memory_bytes
+    return ["--strategy", "scratch", *(["--use-memory", exact_size(memory)] if memory is not None else [])]
+
+
+def quickest_table(tuning: Tuning, job: str, best: RungSettings) -> str:
+    """Return the table of a job for the quickest measured way."""
+    if not scratch_is_quickest(tuning):
+        return job_table(job, best)
+    only_memory = RungSettings(use_memory_bytes=tuning.start.use_memory_bytes)
+    return job_table(job, only_memory).replace('strategy = "storage"', 'strategy = "scratch"')
 
 
 def _mount_options(settings: RungSettings) -> list[str]:
@@ -146,7 +167,7 @@ def _over_scratch(tuning: Tuning, best_s: float) -> str:
     if run is None or run.failure is not None:
         return f"over local scratch it could not be measured: {run.failure if run else ''}"
     steps = f"copy {format_duration(run.copy_s)}, prepare {format_duration(run.tool_s)}"
-    better = "faster than any settings: --strategy scratch" if run.seconds < best_s else "slower"
+    better = "faster than any settings in the storage" if run.seconds < best_s else "slower"
     return f"over local scratch it takes {format_duration(run.seconds)} ({steps}): {better}"
 
 
@@ -169,6 +190,7 @@ def document(tuning: Tuning) -> dict[str, Any]:
         "speed_up": tuning.speed_up,
         "best": asdict(now.best) if now is not None else None,
         "arguments": arguments(now.best) if now is not None else None,
+        "quickest": quickest_arguments(tuning, now.best) if now is not None else None,
         "tables": tables_compared(tuning),
         "scratch": asdict(tuning.scratch) | {"seconds": tuning.scratch.seconds} if tuning.scratch else None,
         "runs": [_run(one) for one in tuning.measured],

@@ -65,6 +65,8 @@ class StorageBench:
     """Where caches lie unless a rung says otherwise."""
     log: str
     """File for the tool's log; each rung replaces it."""
+    scratch_memory_bytes: int = 0
+    """The tool's buffer pool over scratch; 0: the tool's own default."""
     tell: Callable[[str], None] = lambda _line: None
 
     def measure(self, settings: RungSettings, limit_s: float, *, warm: bool = False, check: bool = False) -> Measured:
@@ -96,7 +98,15 @@ class StorageBench:
             try:
                 copy_to_scratch(source, copy, progress=_until(began + limit_s))
                 copy_s = time.monotonic() - began
-                self.tool.apply(ApplyRequest(folder=copy, log=self.log, time_limit_s=max(limit_s - copy_s, 1.0)))
+                self.tool.apply(
+                    ApplyRequest(
+                        folder=copy,
+                        log=self.log,
+                        use_memory_bytes=self.scratch_memory_bytes,
+                        time_limit_s=max(limit_s - copy_s, 1.0),
+                    )
+                )
+                take_owners(self.source, copy, sync=True)
             except _TooLateError:
                 return ScratchRun(
                     copy_s=limit_s, tool_s=0.0, failure=f"it takes longer than {format_duration(limit_s)}"
@@ -127,6 +137,8 @@ class StorageBench:
                     storage=self.remounting,
                     time_limit_s=limit_s,
                     watching=lambda mount: watch.over(mount, os.path.basename(clone)),
+                    # As `snapmgr prepare` does: what is only in the client's memory is not in the storage.
+                    after=lambda where: take_owners(self.source, where, sync=True),
                 )
             except (MissingRequirementError, NotFoundError):
                 raise
@@ -139,7 +151,8 @@ class StorageBench:
         self, settings: RungSettings, watch: _Watch, ran: ApplyTimes, checked: Checked | None, *, warm: bool
     ) -> Measured:
         # Unmounting is not part of the prepare: everything is already in the storage.
-        seconds = ran.warm_up_s + ran.tool_s + ran.settle_s
+        settle_s = ran.after_s + ran.settle_s
+        seconds = ran.warm_up_s + ran.tool_s + settle_s
         counted, verdict = None, None
         if watch.start and watch.end:
             counted = growth(watch.start, watch.end)
@@ -148,6 +161,7 @@ class StorageBench:
                 counted,
                 ran.tool_s,
                 writeback=settings.writeback,
+                folder=self.source,
                 data_bytes=self.data_bytes,
                 scratch_free_bytes=free,
             )
@@ -157,7 +171,7 @@ class StorageBench:
             temperature="warm" if warm else "cold",
             warm_up_s=ran.warm_up_s,
             tool_s=ran.tool_s,
-            settle_s=ran.settle_s,
+            settle_s=settle_s,
             verdict=verdict.why if verdict else "",
             advice=verdict.advice if verdict else "",
             counted=counted,
@@ -182,7 +196,6 @@ class StorageBench:
         why_not = ""
         self.tell("a server on the result reads all tables, for their checksums")
         try:
-            take_owners(self.source, clone, sync=False)
             # The server's user must be able to pass through.
             os.chmod(hidden, 0o711)  # noqa: S103 - its name is a secret of 16 digits, and its entries keep their modes
             tables = table_checksums(

@@ -64,6 +64,7 @@ class Measured:
     warm_up_s: float = 0.0
     tool_s: float = 0.0
     settle_s: float = 0.0
+    """Owners, flush and the remaining uploads."""
     verdict: str = ""
     """The bottleneck in one sentence."""
     advice: str = ""

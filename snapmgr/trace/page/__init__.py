@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from importlib import resources
 from typing import IO
 
 from jinja2 import DictLoader, Environment, StrictUndefined
 
 from snapmgr.trace.accesslog import Trace
-from snapmgr.trace.analysis import Analysis
+from snapmgr.trace.analysis import Analysis, described
+from snapmgr.trace.compare import Side, aligned, caveats, changed, measures
 from snapmgr.trace.page.packing import pack
+from snapmgr.trace.sampling import series
 from snapmgr.trace.verdict import Verdict
 
 _SCRIPTS = ("unpack.js", "words.js", "model.js", "paint.js", "tables.js", "view.js", "main.js")
@@ -33,6 +36,44 @@ def write_page(
 
     `title` names the trace: the name of its file. The caveats and holes of the analysis are shown.
     """
+    holes = () if analysis is None else analysis.holes
+    _write(
+        out,
+        data=pack(trace.recorded, [(hole.from_us, hole.to_us, "") for hole in holes], series(trace)),
+        title=title,
+        described=described(trace),
+        verdict=verdict,
+        caveats=() if analysis is None else analysis.caveats,
+    )
+
+
+def write_comparison(a: Side, b: Side, out: IO[bytes], *, title: str) -> None:
+    """Write the page of two recordings to a binary file: both timelines on one axis, and what changed."""
+    operations, holes, drawn = aligned(a, b)
+    rows = [(each.name, each.shown(each.a), each.shown(each.b), each.change) for each in measures(a, b)]
+    _write(
+        out,
+        data=pack(operations, holes, drawn, compared=True),
+        title=title,
+        described="",
+        verdict=None,
+        caveats=caveats(a, b),
+        changed=changed(a, b),
+        measures=rows,
+    )
+
+
+def _write(
+    out: IO[bytes],
+    *,
+    data: str,
+    title: str,
+    described: str,
+    verdict: Verdict | None,
+    caveats: Sequence[str],
+    changed: Sequence[str] = (),
+    measures: Sequence[tuple[str, ...]] = (),
+) -> None:
     style = _part("page.css")
     script = '"use strict";\n(() => {\n' + "".join(map(_part, _SCRIPTS)) + "})();\n"
     environment = Environment(
@@ -40,15 +81,18 @@ def write_page(
     )
     parts = environment.get_template("page").generate(
         title=title,
+        described=described,
         findings=() if verdict is None else verdict.findings,
-        sentence=_sentence,
         condition=verdict.condition if verdict is not None else None,
-        caveats=() if analysis is None else analysis.caveats,
+        caveats=caveats,
+        changed=changed,
+        measures=measures,
+        sentence=_sentence,
         style=style,
         style_hash=_hash(style),
         script=script,
         script_hash=_hash(script),
-        data=pack(trace.operations, () if analysis is None else analysis.holes),
+        data=data,
     )
     for part in parts:
         # File names may not be valid Unicode.

@@ -11,7 +11,7 @@ async function main() {
   const trace = await unpack(byId("data").textContent);
   byId("data").remove();
   const facts = `${count(trace.count)} operations of ${count(new Set(trace.lanes.map((lane) => lane.thread)).size)} threads in ${lasting(trace.span)}`;
-  byId("facts").textContent = trace.count ? `${facts}, from ${stamp(trace, 0)}` : "The trace holds no operation.";
+  byId("facts").textContent = trace.count ? (trace.compared ? `${facts}, both from 0 s on` : `${facts}, from ${stamp(trace, 0)}`) : "The trace holds no operation.";
   byId("hatched").hidden = !trace.holes.length;
   const model = new Model(trace);
   const painter = new Painter(trace, model);
@@ -96,7 +96,7 @@ function chips(trace, model, painter, changed) {
 function filters(trace, model, changed) {
   const { filter } = model;
   const threads = [...new Set(trace.lanes.map((lane) => lane.thread))].slice(0, 2000);
-  byId("thread").append(...threads.map((thread) => element("option", { value: thread }, thread === 0 ? "0 (kernel)" : String(thread))));
+  byId("thread").append(...threads.map((thread) => element("option", { value: thread }, threadName(trace, thread))));
   byId("files").append(...trace.files.filter(([, path]) => path).slice(0, 500).map(([, path]) => element("option", { value: path })));
   const read = () => {
     filter.thread = byId("thread").value;

@@ -14,18 +14,30 @@ import zlib
 from array import array
 from collections.abc import Iterable, Sequence
 
-from snapmgr.trace.holes import Hole
 from snapmgr.trace.lanes import Lane, lanes, starts_us
 from snapmgr.trace.operations import Operations
+from snapmgr.trace.sampling import Series
 
 _WIDTHS = ((1 << 8, "B"), (1 << 16, "H"), (1 << 32, "I"), (1 << 64, "Q"))
 # Numbers in JavaScript are exact up to this one.
 _MOST = (1 << 53) - 1
 
 
-def pack(operations: Operations, holes: Sequence[Hole] = ()) -> str:
-    """Return all operations as base64: about 8 bytes each; and the spans in which lines may be missing."""
-    order = lanes(operations)
+def pack(
+    operations: Operations,
+    holes: Sequence[tuple[int, int, str]] = (),
+    series: Sequence[Series] = (),
+    *,
+    compared: bool = False,
+) -> str:
+    """Return all operations as base64: about 8 bytes each.
+
+    `holes` are the spans in which lines may be missing: microseconds from and to, in the clock of the operations, and
+    the beginning of the names of the threads that they concern. `series` are drawn above the threads. `compared`: two
+    recordings, each from time 0 on.
+    """
+    # Threads with names lie together: a comparison has those of the first recording first.
+    order = sorted(lanes(operations), key=lambda lane: operations.threads.get(lane.thread, "")[:1])
     starts = starts_us(operations)
     origin_us = min(starts, default=0)
     rows = array("Q", (row for lane in order for row in lane.rows))
@@ -49,7 +61,13 @@ def pack(operations: Operations, holes: Sequence[Hole] = ()) -> str:
         "lanes": [[lane.thread, lane.number, len(lane.rows)] for lane in order],
         # As text: an inode may be larger than JavaScript's exact numbers.
         "files": [[str(inode), operations.paths.get(inode, "")] for inode in inodes],
-        "holes": [[hole.from_us - origin_us, hole.to_us - origin_us] for hole in holes],
+        "threads": operations.threads,
+        "compared": compared,
+        "series": [
+            {"name": one.name, "unit": one.unit, "words": one.words, "steps": _steps_of(one, origin_us)}
+            for one in series
+        ],
+        "holes": [[from_us - origin_us, to_us - origin_us, threads] for from_us, to_us, threads in holes],
         "columns": [[name, width] for name, (width, _) in columns.items()],
     }
     document = json.dumps(head, separators=(",", ":")).encode()
@@ -58,6 +76,10 @@ def pack(operations: Operations, holes: Sequence[Hole] = ()) -> str:
     parts += (deflate.compress(data) for _, data in columns.values())
     parts.append(deflate.flush())
     return base64.b64encode(b"".join(parts)).decode()
+
+
+def _steps_of(series: Series, origin_us: int) -> list[tuple[int, int, int]]:
+    return [(begin - origin_us, end - origin_us, round(value)) for begin, end, value in series.steps]
 
 
 def _steps(starts: array[int], order: list[Lane], origin_us: int) -> Iterable[int]:

@@ -2,6 +2,7 @@
 const NAMED = ["read", "write", "fsync", "flush", "getattr", "lookup", "open", "create", "release", "unlink"];
 const LABEL = 17; // pixels above a thread's first lane, for its name
 const GAP = 9;
+const STRIP = 46; // pixels of a series of the object store, with its name
 
 class Painter {
   constructor(trace, model) {
@@ -20,7 +21,7 @@ class Painter {
   recolour() {
     const style = getComputedStyle(document.documentElement);
     const get = (name) => style.getPropertyValue(name).trim();
-    this.colours = Object.fromEntries(["card", "text", "quiet", "line", "track", "accent", "alarm", "grid", "veil"].map((name) => [name, get(`--${name}`)]));
+    this.colours = Object.fromEntries(["card", "text", "quiet", "line", "track", "accent", "alarm", "grid", "veil", "op-read", "op-write"].map((name) => [name, get(`--${name}`)]));
     this.kinds = this.variables.map(get);
     this.words = Uint32Array.from([...this.kinds, this.colours.alarm], word);
     this.track = word(this.colours.track);
@@ -66,7 +67,7 @@ class Painter {
     context.putImageData(image, 0, 0);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.grid(context, width, height, from, to);
-    this.holes(context, width, height, from, to);
+    this.holes(context, width, height, from, to, top);
     this.texts(context, texts, width);
     for (const [row, colour] of marked) this.mark(context, row, colour, width, from, to, top);
   }
@@ -119,7 +120,7 @@ class Painter {
       if (text.length === 2) {
         const [lane, y] = text;
         const share = lane.us / this.trace.span;
-        const words = `${lane.thread === 0 ? "kernel (0)" : lane.thread}  ·  ${count(lane.operations)}  ·  ${(100 * share).toFixed(share < 0.1 ? 1 : 0)} % busy`;
+        const words = `${threadName(this.trace, lane.thread)}  ·  ${count(lane.operations)}  ·  ${share > 1 ? `${round(share)} at once` : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} % busy`}`;
         context.font = "12px system-ui, sans-serif";
         context.fillStyle = this.colours.quiet;
         context.fillText(words, 3, y - 5, width - 6);
@@ -153,27 +154,32 @@ class Painter {
     context.globalAlpha = 1;
   }
 
-  // Spans in which lines may be missing are hatched over all lanes.
-  holes(context, width, height, from, to) {
+  // Spans in which lines may be missing are hatched over the lanes of the recording; in the overview over all (no `top`).
+  holes(context, width, tall, from, to, top = null) {
     const scale = width / (to - from);
-    for (const [begin, end] of this.trace.holes) {
+    for (const [begin, end, names] of this.trace.holes) {
+      const boxes = this.boxes.filter(({ lane }) => threadName(this.trace, lane.thread).startsWith(names));
+      if (!boxes.length) continue;
+      const whole = top === null || !names;
+      const upper = whole ? 0 : boxes[0].y - LABEL - top;
+      const height = whole ? tall : boxes.at(-1).y + boxes.at(-1).height - top - upper;
       const [left, right] = [Math.max((begin - from) * scale, 0), Math.min((end - from) * scale, width)];
       if (right <= left) continue;
       const wide = Math.max(right - left, 2);
       context.save();
       context.beginPath();
-      context.rect(left, 0, wide, height);
+      context.rect(left, upper, wide, height);
       context.clip();
       context.fillStyle = context.strokeStyle = this.colours.alarm;
       context.globalAlpha = 0.08;
-      context.fillRect(left, 0, wide, height);
+      context.fillRect(left, upper, wide, height);
       context.globalAlpha = 0.5;
       context.lineWidth = 1.5;
       context.beginPath();
       // From a fixed grid, so that the hatching does not swim when the window moves.
       for (let x = Math.floor((left - height) / 9) * 9; x < left + wide; x += 9) {
-        context.moveTo(x, height);
-        context.lineTo(x + height, 0);
+        context.moveTo(x, upper + height);
+        context.lineTo(x + height, upper);
       }
       context.stroke();
       context.globalAlpha = 1;
@@ -182,9 +188,9 @@ class Painter {
       const room = context.measureText(words).width + 12;
       if (height > 50 && room < wide) {
         context.fillStyle = this.colours.card;
-        context.fillRect(left + (wide - room) / 2, height / 2 - 11, room, 20);
+        context.fillRect(left + (wide - room) / 2, upper + height / 2 - 11, room, 20);
         context.fillStyle = this.colours.alarm;
-        context.fillText(words, left + (wide - room) / 2 + 6, height / 2 + 3);
+        context.fillText(words, left + (wide - room) / 2 + 6, upper + height / 2 + 3);
       }
       context.restore();
     }
@@ -206,6 +212,39 @@ class Painter {
       const wide = context.measureText(words).width;
       context.fillText(words, Math.min(Math.max(x - wide / 2, 1), width - wide - 1), 16);
       context.fillRect(Math.round(x), 20, 1, 4);
+    }
+  }
+
+  // What went to and came from the object store, and what waits for its upload: one strip each, as high as its most.
+  objects(canvas, width, from, to) {
+    const { series } = this.trace;
+    canvas.hidden = !series.length;
+    if (!series.length) return;
+    const height = series.length * STRIP;
+    canvas.style.height = `${height}px`;
+    const ratio = fit(canvas, width, height);
+    const context = canvas.getContext("2d");
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, width, height);
+    context.font = "12px system-ui, sans-serif";
+    const scale = width / (to - from);
+    for (const [number, { name, unit, words, steps }] of series.entries()) {
+      const bottom = (number + 1) * STRIP - 3;
+      const tall = STRIP - LABEL - 4;
+      // The strips of two recordings have one scale.
+      const alike = series.filter((each) => each.name.split(" ").at(-1) === name.split(" ").at(-1));
+      const most = Math.max(...alike.flatMap((each) => each.steps.map(([, , value]) => value)), 1);
+      context.fillStyle = this.colours.track;
+      context.fillRect(0, bottom - tall, width, tall);
+      context.fillStyle = this.colours[{ GET: "op-read", PUT: "op-write" }[name.split(" ").at(-1)] ?? "accent"];
+      for (const [begin, end, value] of steps) {
+        const [left, right] = [Math.max((begin - from) * scale, 0), Math.min((end - from) * scale, width)];
+        const high = value > 0 ? Math.max((value / most) * tall, 1) : 0;
+        if (right > left && high) context.fillRect(left, bottom - high, Math.max(right - left, 0.7), high);
+      }
+      const own = Math.max(...steps.map(([, , value]) => value), 0);
+      context.fillStyle = this.colours.quiet;
+      context.fillText(`${name}  ·  ${words}  ·  up to ${size(Math.round(own))}${unit === "bytes/s" ? "/s" : ""}`, 3, bottom - tall - 5, width - 6);
     }
   }
 

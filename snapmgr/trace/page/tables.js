@@ -19,21 +19,21 @@ class Tables {
     const latencies = (sum) => [0.5, 0.95, 0.99].map((share) => lasting(sum.latencies.percentile(share)));
     this.table(
       "by-name",
-      ["Operation", "Count", "Bytes", "Time", "Share", "p50", "p95", "p99", "Longest", "Errors"],
+      ["Operation", "Count", "Bytes", "Time", "At once", "p50", "p95", "p99", "Longest", "Errors"],
       ranked(sums.names, "us", Infinity).map((sum) => [
-        this.named(sum.key), count(sum.count), sum.bytes ? size(sum.bytes) : "", lasting(sum.us), percent(sum.us / (to - from)),
+        this.named(sum.key), count(sum.count), sum.bytes ? size(sum.bytes) : "", lasting(sum.us), atOnce(sum.us / (to - from)),
         ...latencies(sum), lasting(sum.latencies.most), sum.failed ? count(sum.failed) : "",
       ]),
     );
-    const columns = ["Count", "Bytes", "Time", "Share", "Errors"];
-    const cells = (sum) => [count(sum.count), sum.bytes ? size(sum.bytes) : "", lasting(sum.us), percent(sum.us / (to - from)), sum.failed ? count(sum.failed) : ""];
-    this.table("by-thread", ["Thread", ...columns], ranked(sums.threads, "us", MOST).map((sum) => [String(sum.key), ...cells(sum)]), sums.threads.length);
+    const columns = ["Count", "Bytes", "Time", "At once", "Errors"];
+    const cells = (sum) => [count(sum.count), sum.bytes ? size(sum.bytes) : "", lasting(sum.us), atOnce(sum.us / (to - from)), sum.failed ? count(sum.failed) : ""];
+    this.table("by-thread", ["Thread", ...columns], ranked(sums.threads, "us", MOST).map((sum) => [threadName(trace, sum.key), ...cells(sum)]), sums.threads.length);
     this.table("by-file", ["File", ...columns], ranked(sums.files, "us", MOST).map((sum) => [fileName(trace, sum.key), ...cells(sum)]), sums.files.length);
     this.table(
       "longest",
       ["Operation", "Latency", "Start", "Thread", "-File", "-Extent", "-Status", ""],
       sums.longest.map((row) => [
-        this.named(trace.name[row]), lasting(trace.duration[row]), moment(trace.start[row], 1000), String(trace.lanes[laneOf(trace, row)].thread),
+        this.named(trace.name[row]), lasting(trace.duration[row]), moment(trace.start[row], 1000), threadName(trace, trace.lanes[laneOf(trace, row)].thread),
         fileName(trace, trace.file[row]), extent(trace, row), trace.statuses[trace.status[row]], this.button(row),
       ]),
       sums.rows,
@@ -73,5 +73,6 @@ class Tables {
   }
 }
 
-const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
+// Parallel operations add up, so that this is no share of the time.
+const atOnce = (number) => (number < 0.0005 ? "0" : number.toFixed(number < 0.0995 ? 3 : 2));
 const ranked = (sums, by, most) => [...sums].sort((a, b) => b[by] - a[by] || b.count - a.count).slice(0, most);

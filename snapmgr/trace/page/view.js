@@ -63,6 +63,7 @@ class View {
     if (this.chosen >= 0) marked.push([this.chosen, "accent"]);
     painter.lanes(canvas, width, height, from, to, scroller.scrollTop, marked);
     painter.axis(byId("axis"), width, from, to);
+    painter.objects(byId("objects"), width, from, to);
     painter.overview(byId("overview"), byId("overview").clientWidth, from, to);
     canvas.dataset.from = from;
     canvas.dataset.to = to;

@@ -29,8 +29,11 @@ const stamp = (trace, us) => {
   return `${new Date(Math.floor(at / 1e6) * 1000).toISOString().slice(0, 19).replace("T", " ")}.${String(Math.floor(at % 1e6)).padStart(6, "0")}`;
 };
 
+const threadName = (trace, thread) => trace.threads[thread] ?? (thread === 0 ? "kernel (0)" : String(thread));
+
 const fileName = (trace, file) => {
   const [inode, path] = trace.files[file];
+  if (path && trace.compared) return path;
   return path ? `${path} (inode ${inode})` : inode === "0" ? "no file" : `inode ${inode}`;
 };
 
@@ -44,7 +47,8 @@ function extent(trace, row) {
 function sentences(trace, row) {
   const parts = [`${trace.names[trace.name[row]]} ${lasting(trace.duration[row])}`, fileName(trace, trace.file[row]), extent(trace, row)];
   const lane = trace.lanes[laneOf(trace, row)];
-  parts.push(`thread ${lane.thread}`, `from ${moment(trace.start[row], 1)} (${stamp(trace, trace.start[row])})`, trace.statuses[trace.status[row]]);
+  const at = trace.compared ? "" : ` (${stamp(trace, trace.start[row])})`;
+  parts.push(`thread ${threadName(trace, lane.thread)}`, `from ${moment(trace.start[row], 1)}${at}`, trace.statuses[trace.status[row]]);
   return parts.filter(Boolean);
 }
 

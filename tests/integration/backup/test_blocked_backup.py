@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.needs("root", "btrfs"), pytest.mark.timeout(120)]
 
 LOCK_WAIT_S = 1
-JOB = f'blocker_wait = "1s"\nlock_wait = "{LOCK_WAIT_S}s"\nlock_attempts = 2\n'
+JOB = f'blocker_wait = "1s"\nmax_stall = "{LOCK_WAIT_S}s"\nlock_attempts = 2\n'
 # What starts, checks and flushes on a busy machine is not ours to bound.
 AROUND_S = 12.0
 # MariaDB's backup lock lets writes to InnoDB pass.

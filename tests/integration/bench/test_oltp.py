@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from snapmgr.bench.model import Parameters
-from snapmgr.bench.scenarios import oltp
+from snapmgr.bench.scenarios import oltp, oltp_threads
 from snapmgr.contract.errors import ConfigError
 from support.bench.device import scenario_bench
 from support.thoroughness import CAMPAIGN
@@ -79,3 +80,17 @@ def test_a_variant_through_the_page_cache_needs_data_that_it_does_not_hold(varia
 def test_the_buffer_pool_fits_into_bounded_memory() -> None:
     given = {**vars(_GIVEN), "size_bytes": 1 << 30, "memory_bytes": 128 << 20}
     assert oltp.scenario.parameters(Parameters(**given)).extra["buffer_pool_bytes"] == 64 << 20
+
+
+@pytest.mark.parametrize("stack", ["btrfs"])
+def test_clients_are_added_beside_a_snapshot(stack: str) -> None:
+    # More clients than the server lets in by default.
+    given = replace(_GIVEN, extra={"threads": (1, 200), "warm_up_s": 1})
+    parameters = oltp_threads.scenario.parameters(given)
+    with scenario_bench(stack, parameters, _SIZE_BYTES) as bench:
+        found = oltp_threads.scenario.run(bench)
+        assert len(bench.inventory()) == 1
+    assert set(found.metrics) == {metric.name for metric in oltp_threads.scenario.metrics}
+    assert all(value > 0 for value in found.metrics.values())
+    assert [len(values) for values in found.series.values()] == [2, 2]
+    assert "with a snapshot" in found.notes[1]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from support.server import PrivateServer
 
-BOUNDS = LockBounds(lock_wait_s=2, lock_attempts=2, lock_hold_s=5)
+BOUNDS = LockBounds(max_stall_s=2, lock_attempts=2, lock_hold_s=5)
 
 
 @pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.needs(name)) for name in KINDS])

@@ -15,7 +15,6 @@ from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.mysql.connect.abilities import probe_abilities
 from snapmgr.mysql.connect.client import Credentials, connect
 from snapmgr.mysql.connect.identity import identify
-from snapmgr.mysql.lock import blockers
 from snapmgr.mysql.lock.blockers import BlockerWatch, wait_for_blockers
 from support.kinds import KINDS, SYSTEM
 from support.load import write_load
@@ -161,7 +160,7 @@ class Site:
 
     def found(self, level: LockLevel) -> tuple[Blocker, ...]:
         with self.looking() as connection:
-            return BlockerWatch(connection, probe_abilities(connection, identify(connection)), level).blockers()
+            return BlockerWatch(connection, probe_abilities(connection, identify(connection)), level, LONG_S).blockers()
 
     def is_granted(self, level: LockLevel, *, within_s: int = 1) -> bool:
         """Whether the server grants the lock: the truth."""
@@ -234,11 +233,6 @@ def site(request: pytest.FixtureRequest, sites: Callable[[str], Site]) -> Site:
     return sites(request.param)
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blockers, "_MIN_AGE_S", LONG_S)
-
-
 @on(*KINDS, SHOWING)
 def test_what_holds_a_lock_off_is_found_and_nothing_else(site: Site) -> None:
     with ExitStack() as stack:
@@ -290,6 +284,7 @@ def waiting(site: Site, *, at_most_s: float, kill_selects_after_s: float | None 
             probe_abilities(connection, identify(connection)),
             "global-read-lock",
             at_most_s=at_most_s,
+            min_age_s=LONG_S,
             kill_selects_after_s=kill_selects_after_s,
             tell=said.append,
         )
@@ -373,7 +368,13 @@ def test_an_account_that_may_not_look_is_told_so_once(site: Site) -> None:
     ):
         abilities = probe_abilities(root, identify(root))
         wait_for_blockers(
-            connection, abilities, "global-read-lock", at_most_s=5, kill_selects_after_s=None, tell=said.append
+            connection,
+            abilities,
+            "global-read-lock",
+            at_most_s=5,
+            min_age_s=LONG_S,
+            kill_selects_after_s=None,
+            tell=said.append,
         )
     assert len(said) == len(set(said))
     assert any("PROCESS" in line for line in said)

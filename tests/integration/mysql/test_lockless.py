@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from support.server import PrivateServer
 
 pytestmark = pytest.mark.needs("mariadbd")
-BOUNDS = LockBounds(lock_wait_s=1, lock_attempts=1, lock_hold_s=3)
+BOUNDS = LockBounds(max_stall_s=1, lock_attempts=1, lock_hold_s=3)
 DURABLE = {"sync_binlog": "1", "innodb_flush_log_at_trx_commit": "1"}
 
 

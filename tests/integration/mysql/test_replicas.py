@@ -122,7 +122,7 @@ def test_a_commit_that_waits_for_its_acknowledgement_holds_the_lock_off() -> Non
         credentials = Credentials(socket=pair.source.socket, user="root")
         with connect(credentials) as connection:
             abilities = probe_abilities(connection, identify(connection))
-        bounds = LockBounds(lock_wait_s=1, lock_attempts=2, lock_hold_s=5)
+        bounds = LockBounds(max_stall_s=1, lock_attempts=2, lock_hold_s=5)
         choice = choose("auto", abilities, LockNeeds())
         os.kill(pair.replica.pid, signal.SIGSTOP)
         try:

@@ -23,14 +23,14 @@ def test_a_select_that_has_just_begun_is_not_overlooked(kind: str) -> None:
         with connect(Credentials(socket=server.socket, user="root")) as connection:
             abilities = probe_abilities(connection, identify(connection))
             start = time.monotonic()
-            assert BlockerWatch(connection, abilities, "backup-lock").blockers() == ()
+            assert BlockerWatch(connection, abilities, "backup-lock", 1.0).blockers() == ()
             assert time.monotonic() - start < 0.5
             reader = Thread(target=server.query, args=("SELECT a, SLEEP(2) FROM d.t",))
             reader.start()
             try:
                 while not server.query("SELECT 1 FROM information_schema.PROCESSLIST WHERE STATE = 'User sleep'"):
                     time.sleep(0.01)
-                (found,) = BlockerWatch(connection, abilities, "backup-lock").blockers()
+                (found,) = BlockerWatch(connection, abilities, "backup-lock", 1.0).blockers()
                 assert found.only_reads
             finally:
                 reader.join()

@@ -72,13 +72,12 @@ def test_a_restored_replica_leaves_source_and_live_replica_alone():
             dest = Path(scene.file_system.point) / "restored"
             done = scene.run("restore", "latest", str(dest))
             assert done.returncode == 0, done.stderr
-            assert f"{dest}/relay/relay.index points to {relay}, a path of the source" in done.stderr
+            assert f"{dest}/relay/relay.index: changed to name the restored logs" in done.stderr
+            assert "points to" not in done.stderr
             line = next(line for line in done.stdout.splitlines() if "server options: " in line)
             given = shlex.split(line.partition("server options: ")[2])
             assert f"--relay-log={dest}/relay/relay" in given
             assert f"--relay-log-index={dest}/relay/relay.index" in given
-            index = dest / "relay/relay.index"
-            index.write_text(index.read_text().replace(str(relay), f"{dest}/relay"))
             # As a my.cnf of the live replica would have it; what is printed comes after it.
             with private_server(dest / "data", (*options, *given), install_options=None) as restored:
                 assert restored.query("SELECT @@relay_log_basename") == ((f"{dest}/relay/relay",),)
@@ -90,4 +89,6 @@ def test_a_restored_replica_leaves_source_and_live_replica_alone():
             there = Path(scene.json("prepare", "latest")["mount"]["data_path"]).parent
             named = (there / "relay/relay.index").read_text().splitlines()
             assert {os.path.dirname(line) for line in named} == {f"{there}/relay"}
+            for copy, logs in ((dest, dest), (there, there)):
+                assert (copy / "data/relay-log.info").read_text().splitlines()[1].startswith(f"{logs}/relay/relay.")
             assert scene.run("umount", "--all").returncode == 0

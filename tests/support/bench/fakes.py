@@ -47,6 +47,7 @@ class FakeScenario:
         self.label = "The work"
         self.variants = variants
         self.programs = ()
+        self.sweeps_threads = False
         self.metrics = (MetricInfo(name="work_s", title="Work", unit="s", better="less", headline=True),)
         self.clock = clock or FakeClock()
         self.ran: list[str] = []

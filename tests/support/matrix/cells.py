@@ -26,6 +26,7 @@ BARE_LAYOUTS = ("one-volume", "binlog-member", "binlog-absent")
 """Those whose data are one btrfs subvolume, of which a bare snapshot call can be made."""
 _LEAST_EACH = 5
 _LEAST_IN_ALL = 500
+_INEXACT = "no position is exact"
 _BY_FILE = r"file by file"
 _OTHER_ENGINES = r"tables of .*(MyISAM|Aria)"
 _LOGS_APART = r"not on the volume of the data"
@@ -69,6 +70,8 @@ class Cell:
             return _NO_REDO
         if self.layout in ("reflink", "two-volumes"):
             return None if still else _BY_FILE
+        if self.level == "backup-lock" and "aria" in self.other_engines and self.server.startswith("mariadb"):
+            return _INEXACT
         if self.level != "crash-consistent":
             return None
         reasons = [_OTHER_ENGINES] if self.other_engines else []

@@ -483,4 +483,5 @@ def test_without_scipy_the_error_names_the_extra(lab, arguments):
     )
     assert done.returncode == 7
     assert "the benchmark needs scipy for its statistics, and scipy is not installed" in done.stderr
-    assert "pip install 'snapmgr[bench]'" in done.stderr
+    # Without pip, too: nothing can be found here.
+    assert f"uv pip install --python {sys.executable} 'snapmgr[bench]'" in done.stderr

@@ -110,7 +110,7 @@ def test_worker_that_was_killed_is_told_though_fio_itself_says_that_all_went_wel
 
 
 def test_missing_fio_is_told_with_its_package(monkeypatch, tmp_path):
-    monkeypatch.setattr("snapmgr.system.command._PATH", str(tmp_path))
+    monkeypatch.setattr("snapmgr.system.command.PROGRAM_PATH", str(tmp_path))
     with pytest.raises(MissingRequirementError) as caught:
         run_fio("first", {"a": {}}, directory=Path("/m"), keep=tmp_path, runner=_Runner(""))
     assert caught.value.hint == "apt-get install fio"

@@ -32,9 +32,9 @@ def test_list_shows_each_snapshot_on_a_line(run):
     code, out, err = run("list")
     assert (code, err) == (0, "")
     head, first, second, third = out.splitlines()
-    assert head.split() == ["ID", "JOB", "TAKEN", "STATE", "LEVEL", "HELD", "VERIFIED", "NOTES"]
+    assert head.split() == ["ID", "JOB", "TAKEN", "STATE", "LEVEL", "HELD", "VERIFIED", "AT", "NOTES"]
     shown = ["00000000", "nightly", "2026-01-31T02:30:00Z", "ready", "backup-lock", "4.2", "ms"]
-    assert first.split() == [*shown, "2026-01-31T02:30:00Z", "mounted"]
+    assert first.split() == [*shown, "2026-01-31T02:30:00Z", "mounted", "at", "/mnt/look"]
     assert "FAILED 2026-01-31T02:30:00Z" in second
     assert third.split()[-1] == "-"
     assert {line.index("backup-lock") for line in (first, second, third)} == {head.index("LEVEL")}

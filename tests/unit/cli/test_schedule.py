@@ -231,7 +231,7 @@ def test_all_is_well(run, ran):
     verdict, head, line = out.splitlines()
     assert (code, err) == (0, "")
     assert re.fullmatch(r"OK: 1 job, the newest snapshot of each at most 36\.\d s old", verdict)
-    assert head.split() == ["JOB", "STATUS", "NEWEST", "AGE", "NEWEST", "VERIFIED", "NEXT"]
+    assert head.split() == ["JOB", "STATUS", "NEWEST", "TAKEN", "AGE", "NEWEST", "VERIFIED", "TAKEN", "NEXT"]
     assert line.split()[:2] == ["nightly", "ok"]
 
 

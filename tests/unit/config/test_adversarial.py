@@ -19,7 +19,7 @@ from snapmgr.contract.errors import ConfigError
 
 FILE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 VALID = (
-    '[defaults.retention]\nkeep-daily = 7\n[job.db]\nsource = "mysql"\nsocket = "/s"\nlock_wait = "1s"\n'
+    '[defaults.retention]\nkeep-daily = 7\n[job.db]\nsource = "mysql"\nsocket = "/s"\nmax_stall = "1s"\n'
     'verify.tables = "20%"\n[job.f]\nsource = "directory"\npath = "/d"\n[backend.reflink]\nstore = "/x"\n'
 )
 

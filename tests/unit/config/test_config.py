@@ -33,7 +33,7 @@ def test_the_least_mysql_job_has_the_documented_defaults(write):
         backend="auto",
         socket="/run/mysqld/mysqld.sock",
         quiesce="auto",
-        lock_wait_s=3.0,
+        max_stall_s=3.0,
         lock_attempts=5,
         lock_hold_s=10.0,
         sync_target_s=0.05,
@@ -54,7 +54,7 @@ def test_every_key_of_a_mysql_job_is_read(write):
         user = "backup"
         datadir = "/var/lib/mysql"
         quiesce = "global-read-lock"
-        lock_wait = "2s"
+        max_stall = "2s"
         lock_attempts = 7
         lock_hold = "1500ms"
         sync_target = "70ms"
@@ -86,7 +86,7 @@ def test_every_key_of_a_mysql_job_is_read(write):
         user="backup",
         datadir="/var/lib/mysql",
         quiesce="global-read-lock",
-        lock_wait_s=2.0,
+        max_stall_s=2.0,
         lock_attempts=7,
         lock_hold_s=1.5,
         sync_target_s=0.07,
@@ -166,7 +166,7 @@ def test_a_stopped_server_needs_its_datadir_and_no_connection(write):
         (FILES + 'verify.check = "quick"', "job.files.verify.check", 'applies only to source = "mysql" or "physical"'),
         (FILES + 'quiesce = "auto"', "job.files.quiesce", 'applies only to source = "mysql"'),
         (MYSQL + 'staging = "/x"', "job.db.staging", 'applies only to source = "physical"'),
-        (PHYSICAL + 'lock_wait = "3s"', "job.p.lock_wait", 'applies only to source = "mysql"'),
+        (PHYSICAL + 'max_stall = "3s"', "job.p.max_stall", 'applies only to source = "mysql"'),
         (PHYSICAL.replace("staging =", "#"), "job.p.staging", "is missing"),
         (PHYSICAL + 'path = "/x"', "job.p.path", 'applies only to source = "directory"'),
         (PHYSICAL + 'tool = "dump"', "job.p.tool", "allowed are"),
@@ -179,9 +179,9 @@ def test_a_stopped_server_needs_its_datadir_and_no_connection(write):
         ("[job.f]", "job.f.source", '"mysql", "physical", "directory"'),
         ('[job.f]\nsource = "postgres"', 'job.f.source = "postgres"', '"mysql", "physical", "directory"'),
         (MYSQL + 'quiesce = "hot"', 'job.db.quiesce = "hot"', '"backup-lock", "global-read-lock", "stopped"'),
-        (MYSQL + "lock_wait = 3", "job.db.lock_wait = 3", '"30s"'),
-        (MYSQL + 'lock_wait = "3"', 'job.db.lock_wait = "3"', "as in 250ms, 30s or 1h30m"),
-        (MYSQL + 'lock_wait = "500ms"', 'job.db.lock_wait = "500ms"', "between 1s and 1h"),
+        (MYSQL + "max_stall = 3", "job.db.max_stall = 3", '"30s"'),
+        (MYSQL + 'max_stall = "3"', 'job.db.max_stall = "3"', "as in 250ms, 30s or 1h30m"),
+        (MYSQL + 'max_stall = "500ms"', 'job.db.max_stall = "500ms"', "between 1s and 1h"),
         (MYSQL + 'lock_hold = "0"', 'job.db.lock_hold = "0"', "between 100ms and 1h"),
         (MYSQL + "lock_attempts = 0", "job.db.lock_attempts = 0", ">= 1"),
         (MYSQL + "lock_attempts = true", "job.db.lock_attempts = true", "a whole number"),
@@ -206,7 +206,7 @@ def test_a_stopped_server_needs_its_datadir_and_no_connection(write):
         (MYSQL + "verify.memory = 1", "job.db.verify.memory = 1", '"256M"'),
         (MYSQL + "verify.time_limit = '1y'", 'job.db.verify.time_limit = "1y"', "between 1s and 7d"),
         (MYSQL + "verify.assertions = [1]", "job.db.verify.assertions = [1]", "a text"),
-        ("[defaults]\nlock_wait = '1ms'", 'defaults.lock_wait = "1ms"', "between 1s and 1h"),
+        ("[defaults]\nmax_stall = '1ms'", 'defaults.max_stall = "1ms"', "between 1s and 1h"),
         ("[jobs.db]", "jobs", "did you mean 'job'?"),
         ("job = 3", "job = 3", "a table"),
         ("[job]\ndb = 3", "job.db = 3", "[job.NAME]"),
@@ -228,12 +228,12 @@ def test_what_is_wrong_is_named_with_file_key_and_what_is_allowed(write, toml, k
 
 def test_all_errors_come_at_once_and_each_once(write):
     path = write(
-        "[defaults]\nlock_wait = 1\n" + MYSQL + "lock_hold = 2\n[job.db2]\nsource = 'mysql'\n",
+        "[defaults]\nmax_stall = 1\n" + MYSQL + "lock_hold = 2\n[job.db2]\nsource = 'mysql'\n",
         extra=FILES + "paht = '/x'\n",
     )
     errors = validate(path)
     assert [error.partition(": ")[2].split()[0].rstrip(":") for error in errors] == [
-        "defaults.lock_wait",
+        "defaults.max_stall",
         "job.db.lock_hold",
         "job.db2",
         "job.files.paht",

@@ -74,6 +74,15 @@ def test_any_datadirs_give_different_names_that_a_job_may_have(tmp_path_factory,
     assert len(set(job_names(datadirs))) == len(datadirs)
 
 
+@pytest.mark.parametrize("defaults_file", [None, "/etc/my.cnf"])
+def test_a_server_without_a_binary_log_gets_a_job_that_can_run(write, defaults_file):
+    text = example_config([("/s", None)], defaults_file=defaults_file, without_binlog={"/s"})
+    assert load_config(write(text)).job("mysql").position == "best"
+    assert "log_bin is off" in text
+    two = example_config([("/s", "/srv/a"), ("/t", "/srv/b")], without_binlog={"/t"})
+    assert [job.position for job in load_config(write(two)).jobs.values()] == ["exact", "best"]
+
+
 def test_the_example_names_every_key():
     text = example_config([("/s", None)]) + example_config([("/s", None)], defaults_file="/f")
     advanced = {"sync_target", "settle_timeout", "server", "options", "defaults"}

@@ -50,8 +50,15 @@ def script(monkeypatch):
 
 
 def wait(at_most_s, tell=lambda _: None, connection=None, kill_selects_after_s=None):
-    wait_for_blockers(
-        connection, ABILITIES, "backup-lock", at_most_s=at_most_s, kill_selects_after_s=kill_selects_after_s, tell=tell
+    return wait_for_blockers(
+        connection,
+        ABILITIES,
+        "backup-lock",
+        at_most_s=at_most_s,
+        min_age_s=1.0,
+        kill_selects_after_s=kill_selects_after_s,
+        ways=("convert the tables",),
+        tell=tell,
     )
 
 
@@ -99,6 +106,32 @@ def test_the_bound_is_kept_and_the_error_says_who_and_what_to_do(script):
     assert "KILL 99" in hint
     assert "kill_selects_after" in hint
     assert "blocker_wait" in hint
+    assert hint.startswith("convert the tables, or end it manually")
+
+
+def test_a_crowd_that_waits_for_rows_gets_no_more_than_five_statements_to_kill(script):
+    crowd = script([session(key=number, connection_id=number, age_s=20.0) for number in range(1, 700)])
+    crowd.causes = {number: number + 1000 for number in range(1, 700)}
+    with pytest.raises(NotQuiescedError) as caught:
+        wait(0)
+    assert (caught.value.hint or "").count("KILL") == 5
+    assert len(caught.value.message) < 1000
+
+
+def test_how_old_a_blocker_is_can_be_set(script):
+    script([session(age_s=5.0)])
+    assert BlockerWatch(None, ABILITIES, "backup-lock", 0.5).blockers() != ()
+    script([session(age_s=5.0)], [])
+    assert BlockerWatch(None, ABILITIES, "backup-lock", 10.0).blockers() == ()
+
+
+def test_who_is_idle_with_a_lock_at_one_look_only_is_not_named(script):
+    """Two tables were read one after another: the lock is of a statement that ended in between."""
+    found = [session(key=(7, number), age_s=12.0, idle=True, own_clock=False) for number in range(100)]
+    script(*([one] for one in found))
+    assert BlockerWatch(None, ABILITIES, "backup-lock", 0.3).blockers() == ()
+    script([found[0]])
+    assert BlockerWatch(None, ABILITIES, "backup-lock", 0.3).blockers() != ()
 
 
 def test_no_wait_at_all_fails_at_once(script):
@@ -120,11 +153,11 @@ def test_without_a_clock_of_the_servers_ours_counts(script):
     """The same lock for a second is in the way; one that changes hands, or ends, is a busy server."""
     script([session(age_s=None)])
     start = time.monotonic()
-    (found,) = BlockerWatch(None, ABILITIES, "backup-lock").blockers()
+    (found,) = BlockerWatch(None, ABILITIES, "backup-lock", 1.0).blockers()
     assert 1.0 <= time.monotonic() - start < 10
     assert 1.0 <= found.age_s < 10
     script(*([session(age_s=None, key=number)] for number in range(100)))
-    assert BlockerWatch(None, ABILITIES, "backup-lock").blockers() == ()
+    assert BlockerWatch(None, ABILITIES, "backup-lock", 1.0).blockers() == ()
 
 
 def test_what_cannot_be_seen_is_said_once_and_no_obstacle(script):
@@ -170,6 +203,12 @@ def killed(script, connection, after_s=3.0, **fields):
 
 def test_an_old_select_is_ended(script):
     assert killed(script, Recorder("SELECT a FROM t")) == ["KILL QUERY 7"]
+
+
+def test_what_was_ended_is_returned_for_the_record(script):
+    script([session(**SELECTING)], [])
+    (said,) = wait(60, connection=Recorder("SELECT a FROM t"), kill_selects_after_s=3.0)
+    assert said == "connection 7 (app@x), which had run for 5.0 s: SELECT a FROM t"
 
 
 @pytest.mark.parametrize(

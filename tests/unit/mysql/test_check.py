@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from snapmgr.mysql.connect.client import ConnectionLostError, MysqlError
 from snapmgr.mysql.server.check import check_tables, is_true, judge, run_assertions, sample
 
+NO_KEY = "its encryption key is not available"
+ROCKS = "Unknown storage engine 'ROCKSDB'"
 OPEN_TABLE = "1 client is using or hasn't closed the table properly"
 
 
@@ -51,16 +53,67 @@ def test_damaged_tables(lines):
 
 
 @pytest.mark.parametrize(
-    "lines",
+    ("lines", "why"),
     [
-        [("note", "The storage engine for the table doesn't support check")],
-        [("Error", "Unknown storage engine 'ROCKSDB'"), ("error", "Corrupt")],
+        # As MariaDB 10.11 and MySQL 9.7 say it.
+        ([("Error", "Unknown storage engine 'ROCKSDB'"), ("error", "Corrupt")], "its engine ROCKSDB is not loaded"),
+        ([("Error", "Initialization of encryption failed for ./m/t.MAD"), ("error", "Corrupt")], NO_KEY),
+        (
+            [
+                (
+                    "Error",
+                    "Can't find master key from keyring, please check in the server log if a keyring is loaded and "
+                    "initialized successfully.",
+                ),
+                ("error", "Corrupt"),
+            ],
+            NO_KEY,
+        ),
     ],
 )
-def test_what_cannot_be_checked_is_neither_whole_nor_damaged(lines):
+def test_what_cannot_be_opened_is_neither_whole_nor_damaged(lines, why):
     verdict = judge(lines)
-    assert (verdict.failure, verdict.checked) == (None, False)
-    assert verdict.note
+    assert (verdict.failure, verdict.checked, verdict.unchecked) == (None, False, why)
+
+
+NOT_SUPPORTED = [("note", "The storage engine for the table doesn't support check")]
+
+
+@pytest.mark.parametrize(
+    ("engine", "checksum", "result"),
+    [
+        # In memory or elsewhere: there is nothing to check.
+        ("MEMORY", None, ((), ("`s`.`t`: not checked: MEMORY keeps no data here",), 0)),
+        # What has no check is read.
+        ("InnoDB", 5, ((), (), 1)),
+        ("COLUMNSTORE", None, (("`s`.`t`: its engine COLUMNSTORE cannot check it",), (), 0)),
+    ],
+)
+def test_a_table_without_a_check_is_read(engine, checksum, result):
+    told = Told([("s", "t")], {"CHECK TABLE `s`.`t` QUICK": NOT_SUPPORTED}, engine=engine)
+    told.answers["CHECKSUM TABLE `s`.`t` EXTENDED"] = [{"Table": "s.t", "Checksum": checksum}]
+    report = check(told)
+    assert report.failures == ()
+    assert (report.unchecked, report.notes, report.tables_checked) == result
+
+
+def test_a_table_whose_key_is_missing_is_told_from_a_damaged_one():
+    # MariaDB says the same about both, and logs the same lines; its list of tablespaces tells them apart.
+    said = [("Error", "Table `s`.`t` is corrupted. Please drop the table and recreate."), ("error", "Corrupt")]
+    told = Told([("s", "t"), ("s", "u")], {"CHECK TABLE `s`.`t` QUICK": said, "CHECK TABLE `s`.`u` QUICK": said})
+    told.keyless = [("s", "t")]
+    logged = iter([(), ("[ERROR] InnoDB: File './s/t.ibd' is corrupted",), ()])
+    report = check(told, complaints=lambda: next(logged))
+    assert report.unchecked == (f"`s`.`t`: {NO_KEY}",)
+    assert [failure.partition(":")[0] for failure in report.failures] == ["`s`.`u`"]
+
+
+def test_tables_of_users_are_counted_by_themselves():
+    told = Told([("mysql", "user"), ("shop", "t")], {"CHECK TABLE `shop`.`t` QUICK": [("Error", ROCKS)]})
+    report = check(told)
+    assert (report.tables_checked, report.user_tables_checked) == (1, 0)
+    told.answers.clear()
+    assert check(told).user_tables_checked == 1
 
 
 TABLES = st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), max_size=50, unique=True)
@@ -114,8 +167,9 @@ def test_truth_is_mysqls(value, true):
 class Told:
     """A connection that answers by rote."""
 
-    def __init__(self, tables, answers):
-        self.tables, self.answers, self.asked, self.timeouts = tables, answers, [], []
+    def __init__(self, tables, answers, engine="InnoDB"):
+        self.tables, self.answers, self.engine, self.asked, self.timeouts = tables, answers, engine, [], []
+        self.keyless = MysqlError("Unknown table 'INNODB_TABLESPACES_ENCRYPTION' in information_schema", errno=1109)
 
     def set_read_timeout(self, seconds):
         self.timeouts.append(seconds)
@@ -124,15 +178,21 @@ class Told:
         self.rows(sql)
 
     def rows(self, sql, _args=()):
+        if "INNODB_TABLESPACES_ENCRYPTION" in sql:
+            if isinstance(self.keyless, Exception):
+                raise self.keyless
+            return [{"s": schema, "t": table} for schema, table in self.keyless]
         if "information_schema" in sql:
             if isinstance(self.tables, Exception):
                 raise self.tables
-            return [{"s": schema, "t": table, "e": "InnoDB"} for schema, table in self.tables]
+            return [{"s": schema, "t": table, "e": self.engine} for schema, table in self.tables]
         self.asked.append(sql)
         answer = self.answers.get(sql, [("status", "OK")])
         if isinstance(answer, Exception):
             raise answer
-        return [{"Msg_type": kind, "Msg_text": text} for kind, text in answer] if sql.startswith("CHECK") else answer
+        return (
+            [{"Msg_type": kind, "Msg_text": text} for kind, text in answer] if sql.startswith("CHECK TABLE") else answer
+        )
 
 
 def check(connection, **changes):
@@ -188,7 +248,8 @@ def test_depth_none_counts_and_an_unreadable_list_is_a_failure():
 
 def test_an_assertion_at_the_deadline_says_so():
     told = Told([], {"SELECT 1": ConnectionLostError("timed out")})
-    failures = run_assertions(told, ["SELECT 1", "SELECT 2"], deadline=time.monotonic() - 1)
+    failures, untried = run_assertions(told, ["SELECT 1", "SELECT 2"], deadline=time.monotonic() - 1)
+    assert untried == ()
     assert failures == ("assertion 1: the time limit was reached; 1 more were not run",)
 
 
@@ -196,10 +257,21 @@ def test_assertions_are_numbered_not_quoted():
     one, two, three, four = "SELECT 'secret'", "SELECT 2", "SELECT 3", "SELECT 4"
     told = Told([], {one: MysqlError("syntax"), two: [{"x": 1}], three: ConnectionLostError("gone"), four: [{"x": 1}]})
     deadline = time.monotonic() + 60
-    failures = run_assertions(told, [one, two, three, four], deadline=deadline)
+    failures, _ = run_assertions(told, [one, two, three, four], deadline=deadline)
     assert failures == ("assertion 1: syntax", "assertion 3: gone; 1 more were not run")
     assert all(50 < seconds <= 60 for seconds in told.timeouts)
-    assert run_assertions(Told([], {two: [{"x": 1, "y": 1}], four: []}), [two, four], deadline=deadline) == (
+    told = Told([], {two: [{"x": 1, "y": 1}], four: []})
+    assert run_assertions(told, [two, four], deadline=deadline)[0] == (
         "assertion 1: gave 1 rows of 2 columns, not one value",
         "assertion 2: gave 0 rows, not one value",
     )
+
+
+def test_an_assertion_about_a_table_that_cannot_be_opened_is_not_false():
+    closed = "Table `s`.`t` is corrupted. Please drop the table and recreate."
+    told = Told([], {"1": MysqlError(ROCKS), "2": MysqlError(closed), "3": MysqlError("syntax"), "4": [{"x": 0}]})
+    failures, untried = run_assertions(
+        told, ["1", "2", "3", "4"], deadline=time.monotonic() + 60, unchecked=(f"`s`.`t`: {NO_KEY}",)
+    )
+    assert failures == ("assertion 3: syntax", "assertion 4: is not true")
+    assert untried == (f"assertion 1: {ROCKS}", f"assertion 2: {closed}")

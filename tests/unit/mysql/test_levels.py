@@ -48,9 +48,58 @@ def test_what_is_logged_before_it_is_committed_needs_the_global_read_lock(asked)
 
 
 def test_under_the_stages_such_a_server_has_no_exact_position():
-    choice = choose("backup-lock", MARIADB, ARIA)
-    assert (choice.lock[-1], choice.position) == ("BACKUP STAGE BLOCK_COMMIT", False)
-    assert "no position is exact" in choice.why
+    with pytest.raises(NotQuiescedError, match="rows of Aria") as failure:
+        choose("backup-lock", MARIADB, ARIA)
+    assert 'position = "best"' in (failure.value.hint or "")
+    assert not choose("backup-lock", MARIADB, replace(ARIA, position=False, logs_apart=("/logs",))).position
+
+
+@pytest.mark.parametrize("abilities", [MARIADB, MYSQL])
+def test_where_no_lock_is_needed_auto_can_do_without_and_says_why(abilities):
+    choice = choose("auto", abilities, INNODB)
+    assert choice.instead is not None
+    assert (choice.instead.level, choice.instead.tail) == ("crash-consistent", True)
+    assert "not free at once; all tables are InnoDB" in choice.instead.why
+    for needs in (MIXED, replace(INNODB, atomic=False), replace(INNODB, replica=True), replace(INNODB, engines=None)):
+        assert choose("auto", abilities, needs).instead is None
+    for asked in ("backup-lock", "global-read-lock", "crash-consistent", "freeze-process"):
+        assert choose(asked, abilities, INNODB).instead is None
+    # Without a position it begins at the other end.
+    instead = choose("auto", abilities, replace(INNODB, position=False)).instead
+    assert instead is not None
+    assert instead.lock
+
+
+def test_hints_name_what_would_make_the_lock_unnecessary():
+    assert "crash-consistent" in choose("backup-lock", MYSQL, INNODB).ways[0]
+    (convert, best) = choose("auto", MARIADB, ARIA).ways
+    assert "convert the tables that are not InnoDB (2 of Aria)" in convert
+    assert 'position = "best"' in best
+    (change,) = choose("auto", MYSQL, replace(INNODB, settings=DURABLE | {"sync_binlog": "0"})).ways
+    assert "sync_binlog is 0" in change
+
+
+@pytest.mark.parametrize("asked", ["auto", "backup-lock", "global-read-lock", "freeze-process", "crash-consistent"])
+def test_an_exact_position_without_a_binary_log_is_refused_early(asked):
+    for abilities in (MARIADB, MYSQL):
+        with pytest.raises(NotQuiescedError, match="no binary log") as failure:
+            choose(asked, replace(abilities, binlog=False), INNODB)
+        assert 'position = "best"' in (failure.value.hint or "")
+        assert choose(asked, replace(abilities, binlog=False), replace(INNODB, position=False))
+    # The position of a replica without one is where it has executed its source.
+    if asked != "crash-consistent":
+        assert choose(asked, replace(MARIADB, binlog=False), replace(INNODB, replica=True))
+
+
+def test_an_applier_that_writes_ahead_of_the_position_is_refused_early():
+    ahead = replace(MIXED, replica=True, applies=True)
+    with pytest.raises(NotQuiescedError, match="ahead of the binary log") as failure:
+        choose("auto", MARIADB, ahead)
+    assert "stop_replica = true" in (failure.value.hint or "")
+    assert choose("auto", MARIADB, replace(ahead, applies=False))
+    assert choose("auto", MARIADB, replace(ahead, parallel_applier=True))
+    assert choose("auto", MARIADB, replace(ahead, engines={"InnoDB": 5}))
+    assert choose("auto", MYSQL, ahead)
 
 
 @pytest.mark.parametrize("asked", ["auto", "freeze-process"])
@@ -86,7 +135,7 @@ def test_without_a_position_mariadb_need_not_stop_commits_for_other_engines():
 def test_crash_consistent_reads_the_position_from_the_binlog(abilities):
     choice = choose("crash-consistent", abilities, INNODB)
     assert (choice.level, choice.position, choice.tail) == ("crash-consistent", False, True)
-    assert not choose("crash-consistent", replace(abilities, binlog=False), INNODB).tail
+    assert not choose("crash-consistent", abilities, replace(INNODB, position=False)).tail
 
 
 @pytest.mark.parametrize(
@@ -116,7 +165,8 @@ def test_tables_without_data_are_no_obstacle():
 def test_durability_matters_for_the_position_only():
     lazy = {"sync_binlog": "0", "innodb_flush_log_at_trx_commit": "2"}
     assert choose("crash-consistent", MARIADB, replace(INNODB, settings=lazy, position=False)).lock == ()
-    assert choose("crash-consistent", replace(MARIADB, binlog=False), replace(INNODB, settings=lazy)).lock == ()
+    without = replace(MARIADB, binlog=False)
+    assert choose("crash-consistent", without, replace(INNODB, settings=lazy, position=False)).lock == ()
 
 
 @pytest.mark.parametrize("abilities", [MARIADB, MYSQL, OLD_MARIADB])

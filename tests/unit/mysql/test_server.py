@@ -125,6 +125,14 @@ def test_a_crash_is_told_by_the_lines_that_matter():
         ),
         ("[ERROR] [MY-014060] [Server] Invalid MySQL server downgrade: Cannot downgrade from 90800 to 90704.", 1, True),
         ("[ERROR] [MY-013862] [InnoDB] Neither found #innodb_redo subdirectory, nor ib_logfile* files in ./", 1, False),
+        ("[ERROR] InnoDB: Encryption key is not found for ./m/enc.ibd", 1, True),
+        # MariaDB's advice is no diagnosis: its binary log is damaged, or encrypted.
+        (
+            "[ERROR] Crash recovery failed. Either correct the problem (if it's, for example, out of memory error) and "
+            "restart, or delete (or rename) binary log and start serverwith --tc-heuristic-recover={commit|rollback}",
+            1,
+            False,
+        ),
         ("[ERROR] Found 1 prepared transactions! It means that …", 1, False),
         ("[ERROR] InnoDB: The data file './ibdata1' must be writable", 1, False),
         ("[ERROR] InnoDB: Database page corruption on disk or a failed read", -6, False),
@@ -180,6 +188,8 @@ def test_a_copy_within_itself_needs_no_cover(tmp_path):
             False,
         ),
         ("[ERROR] InnoDB: File './shop/t.ibd' is corrupted", False, False),
+        # The key file has other keys.
+        ("[ERROR] InnoDB: Encryption key is not found for ./m/enc.ibd", True, True),
     ],
 )
 def test_a_missing_keys_is_told_from_damage(line, given, lacks):

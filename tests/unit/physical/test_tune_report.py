@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from snapmgr.contract.units import parse_duration, parse_size
 from snapmgr.drawing.rungs import Bar, bars, timeline
 from snapmgr.drawing.svg import nice_step
-from snapmgr.physical.tuning.outcome import PUBLISHED, arguments, document, job_table, lines, summary
+from snapmgr.physical.tuning.outcome import (
+    PUBLISHED,
+    arguments,
+    document,
+    job_table,
+    lines,
+    quickest_arguments,
+    quickest_table,
+    summary,
+)
 from snapmgr.physical.tuning.page import render
 from snapmgr.physical.tuning.rungs import Run, RungSettings, TuningLimits
 from snapmgr.physical.tuning.tune import Checked, Measured, Sample, ScratchRun, Stop, Tuning
@@ -124,6 +133,24 @@ def test_page_is_whole_and_self_contained(finished):
     assert ("It was ended before it was done" in text) is not finished
     for svg in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
         ET.fromstring(svg)  # noqa: S314 - our own
+
+
+def test_quickest_way_is_the_one_to_paste():
+    found = tuning()
+    now = found.standing
+    assert quickest_arguments(found, now.best) == ["--strategy", "scratch"]
+    table = tomllib.loads(quickest_table(found, "nightly", now.best))
+    assert table["job"]["nightly"]["prepare"] == {"strategy": "scratch"}
+    text = render(found, source="/jfs/full", job="nightly", made_at=NOW)
+    assert "snapmgr prepare /jfs/full --strategy scratch" in text
+    assert "snapmgr prepare /jfs/full --strategy storage" in text
+    # The memory that was measured is told too.
+    found.start = RungSettings(use_memory_bytes=300 * MIB)
+    assert quickest_arguments(found, now.best) == ["--strategy", "scratch", "--use-memory", "300M"]
+    for scratch in (None, ScratchRun(copy_s=40, tool_s=2), ScratchRun(copy_s=1, tool_s=0, failure="no")):
+        found.scratch = scratch
+        assert quickest_arguments(found, now.best) == arguments(now.best)
+        assert quickest_table(found, "nightly", now.best) == job_table("nightly", now.best)
 
 
 def test_page_tells_what_was_measured():

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from snapmgr.catalog.manifest import Member, ServerRecord
-from snapmgr.mysql.datadir.relocation import absolute_folders, absolute_names, relocated_options
+from snapmgr.mysql.datadir.relocation import (
+    absolute_folders,
+    absolute_names,
+    name_own_logs,
+    relocated_options,
+    seen_from,
+)
 from snapmgr.restore.folder_map import expected_map, map_folders
 from support import sample
 
@@ -149,3 +155,32 @@ def test_absolute_names_in_the_data_are_found(datadir):
     assert list(absolute_names(datadir)) == [("d/t.isl", "/live/d/t.ibd")]
     assert absolute_folders("bin.index", datadir) == ["/live/log"]
     assert absolute_folders("no.index", datadir) == []
+
+
+def test_folders_in_the_datadir_are_named_relative_to_it():
+    named = [seen_from("/new/data", folder) for folder in ("/new/data", "/new/data/a/b", "/new/data2", "/new")]
+    assert named == [".", "./a/b", "/new/data2", "/new"]
+
+
+def test_a_list_of_logs_names_the_copys_own(tmp_path):
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        index = tmp_path / "bin.index"
+        index.write_bytes(b"./bin.000001\n/live/bin.000002\n/live/purged.000001\n/old/bin.00\xff\n")
+        present = {"bin.000001", "bin.000002", os.fsdecode(b"bin.00\xff")}
+        assert name_own_logs("bin.index", fd, ".", present)
+        assert index.read_bytes() == b"./bin.000001\n./bin.000002\n/live/purged.000001\n./bin.00\xff\n"
+        assert not name_own_logs("bin.index", fd, "/elsewhere", {"bin.000001"})
+        # relay-log.info: the number of lines, and the log with a position.
+        (tmp_path / "relay-log.info").write_text("5\n/live/relay/relay.000002\n256\nbin.000009\n330\n")
+        assert name_own_logs("relay-log.info", fd, "/new/relay", {"relay.000002", "bin.000009"})
+        assert (tmp_path / "relay-log.info").read_text() == "5\n/new/relay/relay.000002\n256\nbin.000009\n330\n"
+        live = tmp_path / "live.index"
+        live.write_text("/live/bin.000001\n")
+        (tmp_path / "link.index").symlink_to(live)
+        os.mkfifo(tmp_path / "pipe.index")
+        for name in ("link.index", "pipe.index", "no.index"):
+            assert not name_own_logs(name, fd, ".", {"bin.000001"})
+        assert live.read_text() == "/live/bin.000001\n"
+    finally:
+        os.close(fd)

@@ -14,7 +14,7 @@ from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotFou
 from snapmgr.trace.analysis import analyse
 from snapmgr.trace.mounted import find_mount
 from snapmgr.trace.reading import read_trace
-from snapmgr.trace.record import record
+from snapmgr.trace.record import _folder, _prepares, record
 
 LINE = b"2022.09.23 14:10:02.150000 [uid:0,gid:0,pid:31098] write (3861,4096,0,18333): OK <0.000040>\n"
 
@@ -116,3 +116,20 @@ def test_what_is_refused(point, tmp_path, monkeypatch):
     (point / ".config").write_text("no JSON")
     with pytest.raises(SnapmgrError, match="cannot be parsed"):
         find_mount(point)
+
+
+@pytest.mark.parametrize(
+    ("command", "prepares", "folder"),
+    [
+        (["/usr/bin/mariadb-backup", "--prepare", "--target-dir={point}/full"], True, "{point}/full"),
+        (["mariadb-backup", "--backup", "--password=secret", "--target-dir", "{point}/full"], False, "{point}/full"),
+        (["snapmgr", "prepare", "{point}/full"], True, "{point}/full"),
+        (["cat", "/etc", "{point}/none"], False, None),
+        ([], False, None),
+    ],
+)
+def test_of_a_command_the_header_has_its_kind_and_its_folder(tmp_path, command, prepares, folder):
+    (tmp_path / "full").mkdir()
+    words = [word.format(point=tmp_path) for word in command]
+    assert _prepares(words) is prepares
+    assert _folder(words, tmp_path) == (folder and folder.format(point=tmp_path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from snapmgr.trace.counters import Counted, growth, read_counters
 from snapmgr.trace.verdict import TraceFacts, facts_from_counters, judge
 
+numbers = st.integers(0, 10**13)
+seconds = st.floats(0, 1e6)
 QUIET = Counted(
     operations={},
     operations_sum=0,
@@ -56,11 +59,29 @@ def actions(facts):
     return [finding.action for finding in judge(facts).findings]
 
 
+def other_actions(counted, wall_s, **changed):
+    """Of a program that prepares no backup."""
+    return actions(replace(facts_from_counters(counted, wall_s, **changed), prepares=False))
+
+
+def test_a_prepare_is_told_the_quickest_way_first_with_its_folder():
+    facts = facts_from_counters(DEFAULT, 105.0, folder="/mnt/jfs/full of it")
+    first, second, *_ = judge(facts).findings
+    assert (first.bottleneck, first.action) == ("fsync", "scratch")
+    assert "snapmgr prepare '/mnt/jfs/full of it' --strategy scratch; or stay on the mount: " in first.advice
+    assert second.advice.endswith("snapmgr prepare '/mnt/jfs/full of it' --mount-option writeback")
+    # Without room for a copy there is no such way.
+    small = replace(facts, data_bytes=2 << 30, scratch_free_bytes=1 << 30)
+    assert judge(small).findings[0].action == "use-memory"
+    # Another program is not one of ours.
+    assert all("snapmgr prepare" not in one.advice for one in judge(replace(facts, prepares=False)).findings)
+
+
 def test_the_default_prepare_wants_memory_then_writeback_then_cache():
     verdict = judge(facts_from_counters(DEFAULT, 105.0))
-    assert [finding.action for finding in verdict.findings] == ["use-memory", "writeback", "cache-size", "scratch"]
+    assert [finding.action for finding in verdict.findings] == ["scratch", "writeback", "cache-size", "scratch"]
     assert verdict.bottleneck == "fsync"
-    assert verdict.why == "91 fsyncs took 27.0 s of 1 min 45 s (26 %)"
+    assert verdict.why == "91 fsyncs took up to 27.0 s of 1 min 45 s (26 %)"
     assert "--use-memory" in verdict.advice
 
 
@@ -71,18 +92,18 @@ def test_with_memory_enough_uploads_are_next():
 
 def test_few_downloads_and_small_uploads_want_writeback():
     counted = replace(DEFAULT, gets=90, get_s=2.0, evictions=0, operation_s={"read": 80.0}, compaction_bytes=0)
-    assert actions(facts_from_counters(counted, 98.0)) == ["writeback"]
-    assert actions(facts_from_counters(counted, 98.0, writeback=True)) == ["upload-delay"]
-    assert actions(facts_from_counters(counted, 98.0, writeback_allowed=False)) == ["flush-method"]
+    assert other_actions(counted, 98.0) == ["writeback"]
+    assert other_actions(counted, 98.0, writeback=True) == ["upload-delay"]
+    assert other_actions(counted, 98.0, writeback_allowed=False) == ["flush-method"]
 
 
 def test_where_downloads_weigh_more_the_cache_comes_first():
     counted = replace(DEFAULT, get_s=900.0, operations={}, operation_s={"read": 80.0}, compaction_bytes=0)
-    assert actions(facts_from_counters(counted, 98.0)) == ["cache-size", "writeback"]
+    assert other_actions(counted, 98.0) == ["cache-size", "writeback"]
     cold = replace(counted, evictions=0)
-    assert actions(facts_from_counters(cold, 98.0)) == ["warm-up", "writeback"]
+    assert other_actions(cold, 98.0) == ["warm-up", "writeback"]
     # The size of a cache that others use is not ours to set.
-    assert actions(facts_from_counters(counted, 98.0, writeback_allowed=False)) == ["warm-up", "flush-method"]
+    assert other_actions(counted, 98.0, writeback_allowed=False) == ["warm-up", "flush-method"]
 
 
 def test_a_busy_client_that_nobody_waits_for_is_bound_by_the_processor():
@@ -103,13 +124,27 @@ def test_too_small_a_scratch_disk_is_said():
     small = judge(facts_from_counters(counted, 10.0, data_bytes=2 << 30, scratch_free_bytes=1 << 30))
     assert "1.0 GiB free are too little for a copy of 2.0 GiB" in small.advice
     large = judge(facts_from_counters(counted, 10.0, data_bytes=2 << 30, scratch_free_bytes=3 << 30))
-    assert "--result scratch" in large.advice
+    assert "--strategy scratch" in large.advice
 
 
 def test_the_log_alone_tells_that_reads_are_slow_and_not_why():
     verdict = judge(TraceFacts(wall_s=10.0, read_s=9.0))
     assert (verdict.bottleneck, verdict.findings[0].action) == ("read", "record")
     assert judge(TraceFacts(wall_s=10.0, write_s=9.0)).bottleneck == "write"
+
+
+def test_parallel_operations_are_never_more_than_all_of_the_time():
+    counted = replace(DEFAULT, operations={"fsync": 50}, operation_s={"read": 183.0, "write": 40.0, "fsync": 30.0})
+    verdict = judge(facts_from_counters(counted, 13.5))
+    assert verdict.findings[0].why == "50 fsyncs overlapped, 2.2 at once on average over 13.5 s"
+    assert verdict.findings[1].why.startswith("reads overlapped, 13.6 at once on average over 13.5 s, and ")
+
+
+@given(read_s=seconds, write_s=seconds, fsync_s=seconds, wall_s=st.floats(0.1, 1e4), cpu_s=seconds)
+def test_no_sentence_has_more_than_100_percent(read_s, write_s, fsync_s, wall_s, cpu_s):
+    counted = replace(DEFAULT, cpu_s=cpu_s, operation_s={"read": read_s, "write": write_s, "fsync": fsync_s})
+    for finding in judge(facts_from_counters(counted, wall_s)).findings:
+        assert all(int(share) <= 100 for share in re.findall(r"(\d+) %", finding.why)), finding.why
 
 
 def test_with_lines_missing_there_is_no_verdict():
@@ -130,10 +165,6 @@ def test_a_few_long_fsyncs_wait_for_uploads():
 
 def test_nothing_recorded():
     assert judge(TraceFacts(wall_s=0.0)).bottleneck == "unknown"
-
-
-numbers = st.integers(0, 10**13)
-seconds = st.floats(0, 1e6)
 
 
 @given(

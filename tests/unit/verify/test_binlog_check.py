@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from snapmgr.catalog.manifest import Manifest, Position, QuiesceRecord, ServerRecord
 from snapmgr.verify.binlog_check import BinlogFindings, check_binlog, compare_gtid, logs_absent
 
+RECORDED = Path(__file__).parents[2] / "golden/binlog"
 UUID = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 
 
@@ -81,7 +84,8 @@ def test_logs_that_are_not_in_the_snapshot_are_no_failure(tmp_path):
     found = BinlogFindings()
     check_binlog(one, {"/live/data": tmp_path}, found)
     assert found.failures == []
-    assert "does not contain them" in found.checks[0]
+    assert found.checks == []
+    assert "does not contain them" in found.notes[0]
     assert logs_absent(one)
     assert not logs_absent(manifest(absent=("/live/lo",)))
     assert not logs_absent(manifest(absent=("/live/log",), log_bin=None))
@@ -93,10 +97,22 @@ def test_mysql_is_asked_even_without_its_logs_and_mariadb_only_with_them():
     assert (len(found.checks), found.failures) == (1, [])
     found, asked = compared(manifest("mariadb", gtid="0-1-7", absent=("/live/log",)), "0-1-5")
     assert asked == []
-    assert (len(found.checks), found.failures) == (1, [])
+    assert (found.checks, len(found.notes), found.failures) == ([], 1, [])
     found, asked = compared(manifest("mariadb", gtid="0-1-7"), "0-1-5")
     assert asked == ["SELECT @@GLOBAL.gtid_binlog_pos"]
     assert found.failures == ["its GTID is 0-1-5, the recorded one is 0-1-7"]
+
+
+@pytest.mark.parametrize(
+    ("file", "encrypted"),
+    [("mariadb-10.11-encrypted.000001", True), ("mysql-9-encrypted.000001", True), ("mariadb-10.11.000002", False)],
+)
+def test_encrypted_logs_are_known_by_their_first_events(tmp_path, file, encrypted):
+    (tmp_path / "log").mkdir()
+    shutil.copy(RECORDED / file, tmp_path / "log/b.000002")
+    found = BinlogFindings()
+    check_binlog(manifest(), {"/live/data": tmp_path / "data", "/live/log": tmp_path / "log"}, found)
+    assert found.encrypted is encrypted
 
 
 def test_gtid_sets_are_compared_and_not_their_spelling():

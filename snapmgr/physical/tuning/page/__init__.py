@@ -10,7 +10,16 @@ from markupsafe import Markup
 
 from snapmgr.contract.units import format_duration, format_size
 from snapmgr.drawing.rungs import Bar, Kind, bars, timeline
-from snapmgr.physical.tuning.outcome import PUBLISHED, command_line, job_table, size_words, summary
+from snapmgr.physical.tuning.outcome import (
+    PUBLISHED,
+    arguments,
+    command_line,
+    quickest_arguments,
+    quickest_table,
+    scratch_is_quickest,
+    size_words,
+    summary,
+)
 from snapmgr.physical.tuning.rungs import changes
 
 if TYPE_CHECKING:
@@ -77,9 +86,12 @@ def _settings(tuning: Tuning, source: str, job: str | None) -> list[dict[str, st
     if tuning.standing is None:
         return []
     best = tuning.standing.best
-    found = [{"what": "As a command:", "text": command_line(source, best)}]
+    found = [{"what": "As a command:", "text": command_line(source, quickest_arguments(tuning, best))}]
     if job is not None:
-        found.insert(0, {"what": "In the configuration of the job:", "text": job_table(job, best)})
+        found.insert(0, {"what": "In the configuration of the job:", "text": quickest_table(tuning, job, best)})
+    if scratch_is_quickest(tuning):
+        text = command_line(source, arguments(best))
+        found.append({"what": "In the storage, which took longer than on scratch:", "text": text})
     return found
 
 

@@ -53,7 +53,7 @@ def test_a_good_copy_starts_as_its_owner_and_every_table_is_whole(source, copy, 
             assert values["log_bin_basename"] == str(copy / "binlog")
             logs = connection.rows("SHOW BINARY LOGS")
             assert logs
-            failures = run_assertions(
+            failures, _ = run_assertions(
                 connection,
                 [
                     f"SELECT COUNT(*) = {ROWS} FROM shop.InnoDB",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
-from bench.published import REPETITIONS, figures, report, unpacked
+from bench.published import REPETITIONS, chart, figures, report, unpacked
+from snapmgr.bench.published.judgement import compare_published
 
 ROOT = Path(__file__).parents[4]
 ARCHIVE = ROOT / "tests" / "golden" / "bench" / "published.tar.xz"
@@ -28,6 +31,20 @@ def test_the_page_has_the_tables_that_the_samples_make(samples, plain):
     page = PAGE.read_text(encoding="utf-8").splitlines()
     missing = [line for line in (*report(samples, plain), *figures(samples)) if line not in page]
     assert missing == []
+
+
+def test_the_page_begins_with_five_sentences_and_the_picture_that_the_samples_make(samples):
+    head = PAGE.read_text(encoding="utf-8").partition("Two experiments are often quoted")[0]
+    assert re.findall(r"^\d\.", head, flags=re.MULTILINE) == [f"{number}." for number in range(1, 6)]
+    assert "'int' object is not iterable" in head
+    assert "(published-experiments.svg)" in head
+    picture = chart(samples)
+    assert PAGE.with_suffix(".svg").read_text(encoding="utf-8") == picture
+    ET.fromstring(picture)  # noqa: S314 - our own
+    # The figures in the sentences are those of the samples.
+    rows = {(row["experiment"], row["key"]): row["ours"] for row in compare_published(samples)["rows"]}
+    for key in ("random-update/update-durable", "random-update/read", "blog/reads-after"):
+        assert rows[f"{key.split('/')[0]} repaired", key]["ratio_text"] in head
 
 
 def test_the_samples_are_of_the_experiments_and_tell_no_name(samples, plain):

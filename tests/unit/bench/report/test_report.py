@@ -175,6 +175,23 @@ def test_stalls_are_counted_in_all_samples_and_shown_in_one():
     assert found["question"] == "Does it stall?"
 
 
+def test_the_advice_for_each_use_and_a_table_of_all_storages_come_first():
+    promise = {"atomicity": "file", "clone": "native", "survives_origin": True}
+    made = [{**one, "guarantee": promise if one["stack"] == "xfs-reflink" else None} for one in random_updates()]
+    found = document([*made, *blogs()], made_at=NOW)
+    outline = Outline(render(found))
+    first = outline.words.partition("Storage against storage")[0]
+    for words in (
+        *("A database with snapshots", "A server with many small files", "What to avoid, and why", "How sure this is"),
+        *("xfs-reflink each file to be frozen or stopped", "ext4, no snapshots ext4 no snapshots – –"),
+    ):
+        assert words in first, words
+    sections = [attrs.get("id") for tag, attrs in outline.met if tag == "section"]
+    assert sections[:2] == ["recommendation", "storages"]
+    cost = next(one for one in found["recommendation"]["storages"] if one["stack"] == "btrfs")["writes"]
+    assert f"{cost['text']} Random update, first pass after the snapshot" in first
+
+
 def test_people_read_labels_and_programs_names():
     found = document(random_updates(blocks=6), made_at=NOW, labels={"random-update": "Random updates after a snapshot"})
     assert found["labels"]["xfs-reflink"] == "XFS, reflink copies"
@@ -208,7 +225,15 @@ def test_a_loop_device_is_said_before_anything_and_carries_no_advice():
     found = document([{**one, "host": LOOP} for one in random_updates()], made_at=NOW)
     assert ("alarm", "Measured on a loop device") in levels(found)
     assert found["recommendation"]["chosen"] is None
-    assert found["recommendation"]["sentences"][0]["text"].startswith("No advice: the target is a loop device")
+    lead = found["recommendation"]["sentences"][0]["text"]
+    assert lead.startswith("Indicative, for a database with snapshots: 1. xfs-reflink; 2. lvm-thin+xfs; 3. btrfs. ")
+    assert "No advice: the target is a loop device" in lead
+    (use,) = found["recommendation"]["uses"]
+    assert (use["use"], use["sure"], use["order"]) == (
+        "oltp",
+        "indicative",
+        [["xfs-reflink"], ["lvm-thin+xfs"], ["btrfs"]],
+    )
     assert "a loop device" in found["subtitle"]
 
 
@@ -234,12 +259,21 @@ def test_absent_samples_are_no_machine_of_their_own():
     assert "that differ" not in json.dumps(found["warnings"])
 
 
+def test_a_scenario_that_a_control_cannot_run_withholds_no_advice():
+    """As `bench run` writes it on a disk: snapshot-ops does not run on ext4."""
+    samples = [*random_updates(), absent("snapshot-ops", "ext4", "it has no snapshots")]
+    found = document(samples, made_at=NOW)["recommendation"]
+    assert found["chosen"] == "xfs-reflink"
+    assert found["uses"][0]["sure"] == "shown"
+    assert not any("ext4: it has" in one["text"] for one in found["sentences"])
+
+
 def test_what_a_boot_changes_makes_no_other_machine():
     samples = random_updates(blocks=6)
-    same = {"memory_bytes": 25_276_502_016, "target": {"kind": "device", "allocated_bytes": 4096}}
+    same = {"memory_bytes": 25_276_502_016, "target": {"kind": "device", "allocated_bytes": 4096, "marked": False}}
     for place, one in enumerate(samples):
         samples[place] = {**one, "host": {**HOST, **same}}
-    kept = {"memory_bytes": 25_270_000_000, "target": {"kind": "device", "allocated_bytes": 8192}}
+    kept = {"memory_bytes": 25_270_000_000, "target": {"kind": "device", "allocated_bytes": 8192, "marked": True}}
     samples[0] = {**samples[0], "host": {**HOST, **kept}}
     assert len(document(samples, made_at=NOW)["hosts"]) == 1
     samples[0] = {**samples[0], "host": {**HOST, **same, "memory_bytes": 12_638_251_008}}

@@ -58,6 +58,7 @@ def commands(sound, damaged):
     yield "show", damaged, "--all", "-o", damaged / "report.html"
     yield "show", damaged, "-o", damaged / "samples.csv"
     yield "show", damaged, "--json"
+    yield "advise", "--for", "oltp", damaged
     yield "compare", sound, damaged
     yield "compare", damaged, sound, "--json"
     yield "compare", "published", damaged

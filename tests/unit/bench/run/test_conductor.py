@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+from collections import Counter
 from dataclasses import replace
 from random import Random
 
@@ -35,6 +36,7 @@ class Site:
         self.target, self.bench = FakeTarget(), FakeBench()
         self.told, self.advances = [], []
         self.neighbours = lambda: ()
+        self.ready = dict
         with self.results.locked():
             self.results.begin(bench_run(id="r"))
 
@@ -62,6 +64,7 @@ class Site:
                 tell=self.told.append,
                 advance=self.advances.append,
                 neighbours=self.neighbours,
+                ready=self.ready,
                 clock=self.clock,
             ).run(spent_s=spent_s)
 
@@ -139,6 +142,32 @@ def test_time_left_comes_from_what_was_measured(site):
     assert site.advances[0].left_s == pytest.approx(8 * 2.0)
     assert site.advances[1].left_s == pytest.approx(7 * 4.0)
     assert (site.advances[-1].left_s, site.advances[-1].done, site.advances[-1].total) == (pytest.approx(4.0), 7, 8)
+
+
+def test_no_sample_is_written_before_all_facts_about_the_host_are_known(site):
+    """Not even one that could not run; and a second start adds none."""
+
+    def ready():
+        assert site.results.samples() == []
+        return {"steady": True}
+
+    scenario = FakeScenario()
+    scenario.suits = lambda stack: "it has no snapshots" if stack.name == "two" else None
+    site.ready = ready
+    site.run(scenario, repeats=1)
+    kinds = Counter(sample["kind"] for sample in site.samples())
+    assert kinds["absent"] == 1
+    assert kinds["measured"] == 1
+    assert {sample["host"]["steady"] for sample in site.samples()} == {True}
+    site.run(scenario, repeats=1)
+    assert Counter(sample["kind"] for sample in site.samples()) == kinds
+
+
+def test_what_is_absent_is_written_even_if_there_is_nothing_to_measure(site):
+    scenario = FakeScenario()
+    scenario.suits = lambda stack: "it has no snapshots" if stack.name == "two" else None
+    site.run(scenario, repeats=1, budget_s=60.0, spent_s=100.0)
+    assert [sample["kind"] for sample in site.samples()] == ["absent"]
 
 
 # ---------------------------------------------------------------------------------------------------------- failures

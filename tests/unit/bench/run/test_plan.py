@@ -96,6 +96,15 @@ def test_names_that_do_not_exist_are_refused_with_those_that_do():
         _plan(variant="printed")
 
 
+def test_threads_reach_the_scenarios_that_sweep_them_and_no_other():
+    with pytest.raises(ConfigError, match="none of these does"):
+        _plan(threads=(1, 8))
+    both = [FakeScenario("work"), FakeScenario("other")]
+    both[0].sweeps_threads = True
+    first, second = _plan(*both, threads=(1, 8)).experiments
+    assert (first.parameters.extra["threads"], "threads" in second.parameters.extra) == ((1, 8), False)
+
+
 def test_a_variant_is_for_the_scenarios_that_have_it():
     plan = _plan(FakeScenario("work", variants=("database", "printed")), FakeScenario("other"), variant="printed")
     assert [experiment.name for experiment in plan.experiments] == ["work printed", "other"]

@@ -15,6 +15,8 @@ from snapmgr.bench.run.schedule import SampleSchedule, slots
 from snapmgr.bench.statistics.advice import Advice, Conditions, advise
 from snapmgr.bench.statistics.findings import Finding, comparisons, findings, narrow_enough
 from snapmgr.bench.statistics.ratio import Noise, Ratio
+from snapmgr.bench.statistics.uses import USES
+from snapmgr.contract.records import Capabilities
 from support.bench.sim import DISK, INFO, document
 
 UPDATE = MetricInfo(name="update_s", title="Random update", unit="s", better="less", headline=True)
@@ -272,7 +274,7 @@ def test_who_is_best_in_what_is_said_where_nobody_is_in_all():
     told = advise([finding("btrfs", "xfs-reflink", 2), finding("btrfs", "xfs-reflink", 2, metric=READ)], DISK)
     assert told.recommended is None
     assert texts(told.sentences) == [
-        "No advice for all uses: no stack is shown better than every other one and worse in no metric.",
+        "No single storage for this disk: none is shown better than every other one and worse in no metric.",
         "Best in Random update (random-update): xfs-reflink (0.50 times (0.45–0.55) that of btrfs).",
         "Best in Linear read (random-update): btrfs (2.00 times (1.82–2.20) that of xfs-reflink).",
     ]
@@ -291,18 +293,59 @@ def test_a_stack_that_is_beaten_is_named_where_the_best_two_are_equal():
 
 
 @pytest.mark.parametrize(
-    ("conditions", "word"),
-    [
-        (replace(DISK, loop=True), "loop device"),
-        (replace(DISK, guest=True), "guest"),
-        (replace(DISK, mixed=True), "machines"),
-    ],
+    ("conditions", "word"), [(replace(DISK, loop=True), "loop device"), (replace(DISK, guest=True), "guest")]
 )
-def test_loop_devices_guests_and_machines_that_differ_carry_no_advice(conditions, word):
-    told = advise([finding("a", "b", 5), finding("a", "c", 1), finding("b", "c", 5)], conditions)
-    assert (told.recommended, len(told.sentences), told.costs) == (None, 1, ())
+def test_loop_devices_and_guests_carry_an_indicative_order_and_no_advice(conditions, word):
+    found = [finding("a", "b", 5), finding("a", "c", 1.02), finding("b", "c", 0.2)]
+    told = advise(found, conditions, use=USES["oltp"])
+    assert (told.recommended, told.sure, told.order) == (None, "indicative", (("b",), ("a", "c")))
+    assert told.sentences[0].text.startswith("Indicative, for a database with snapshots: 1. b; 2. a, c. No advice: ")
     assert word in told.sentences[0].text
-    assert told.not_shown, "what was not shown may still be said"
+    assert told.not_shown
+    assert "On a disk the order may be another one." in texts(told.confidence)
+
+
+def test_machines_that_differ_carry_nothing():
+    told = advise([finding("a", "b", 5)], replace(DISK, mixed=True, loop=True))
+    assert (told.recommended, told.sure, told.order, len(told.sentences)) == (None, "none", (), 1)
+    assert "machines" in told.sentences[0].text
+
+
+def test_what_to_avoid_is_what_another_one_beats_and_what_failed():
+    found = [finding("a", "b", 2), finding("a", "c", 4), finding("b", "c", 2)]
+    told = advise(found, replace(DISK, failed={"b": "1 of 9 samples failed"}))
+    assert told.order == (("c",), ("b",), ("a",))
+    assert texts(told.avoid) == [
+        "b: 1 of 9 samples failed.",
+        "a: Random update (random-update): 4.00 times (3.64–4.40) that of c; better in nothing.",
+    ]
+    assert texts(told.confidence) == [
+        "A difference was shown in 3 of 3 comparisons of 8 blocks each; 95 % of all such reports have no false one."
+    ]
+
+
+VOLUME = Capabilities(atomicity="volume", clone="native", survives_origin=True)
+CLASSIC = Capabilities(atomicity="volume", clone="scratch", survives_origin=False)
+FILES = Capabilities(atomicity="file", clone="native", survives_origin=True)
+
+
+def test_a_storage_that_copies_file_by_file_is_not_advised_without_saying_so():
+    found = [finding("a", "b", 2), finding("a", "c", 4), finding("b", "c", 2)]
+    known = replace(DISK, guarantees={"a": CLASSIC, "b": VOLUME, "c": FILES})
+    told = advise(found, known, use=USES["oltp"])
+    assert told.recommended == "c"
+    assert texts(told.guarantees) == [
+        "c: a snapshot is atomic for each file only; a running server needs its process frozen during the copy "
+        '(quiesce = "freeze-process"), or must be stopped; it survives the deletion of its origin.',
+        "Without freezing the server, the first in this order: b.",
+    ]
+    (alone,) = texts(advise(found, known, use=USES["files"]).guarantees)
+    assert alone == "c: a snapshot is atomic for each file only; it survives the deletion of its origin."
+    classic = advise([finding("a", "c", 0.5)], known, use=USES["oltp"])
+    assert texts(classic.guarantees) == [
+        "a: a snapshot is atomic for the whole volume; a running server needs a short lock, or none if all its tables "
+        "are InnoDB; it does not survive the deletion of its origin.",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,11 @@ EQUAL = {
 }
 
 
-def advised(medians, *, runs: int, budget_blocks: int, seed: int, **machine) -> tuple[int, int]:
-    """Return in how many runs something was recommended, and in how many it was the fastest."""
+def advised(medians, *, runs: int, budget_blocks: int, seed: int, **machine) -> tuple[int, int, int]:
+    """Return in how many runs something was recommended, in how many it was the fastest, and in how many some pair of
+    storages was said to differ."""
     stacks = tuple(medians)
-    right = said = 0
+    right = said = differ = 0
     for number in range(runs):
         schedule = SampleSchedule(name="random-update", stacks=stacks, seed=number, sample_s=SAMPLE_S)
         budget_s = SAMPLE_S * (len(stacks) + (len(stacks) + 1) * budget_blocks)
@@ -50,24 +51,27 @@ def advised(medians, *, runs: int, budget_blocks: int, seed: int, **machine) -> 
             seed=number,
         )
         said += ran.advice.recommended is not None
+        differ += any(one.verdict != "not shown" for one in ran.found)
         right += ran.advice.recommended == min(medians, key=lambda stack: medians[stack])
         assert ran.spent_s - ran.longest_s < budget_s
-    return said, right
+    return said, right, differ
 
 
 @pytest.mark.parametrize("stacks", [TWO, THREE] if CAMPAIGN else [TWO])
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.timeout(1800)
-def test_equal_storages_get_advice_in_5_percent_of_runs_at_most(stacks, seed):
+def test_equal_storages_are_said_to_differ_in_5_percent_of_runs_at_most(stacks, seed):
     runs = 500 if CAMPAIGN else 60
     medians = dict.fromkeys(stacks, SAMPLE_S)
     said = {
-        name: advised(medians, runs=runs, budget_blocks=16, seed=10 * seed + place, **machine)[0]
+        name: advised(medians, runs=runs, budget_blocks=16, seed=10 * seed + place, **machine)
         for place, (name, machine) in enumerate(EQUAL.items())
     }
-    assert sum(said.values()) <= 0.05 * runs * len(said), said
+    false = [differ for _, _, differ in said.values()]
+    assert all(recommended <= differ for recommended, _, differ in said.values()), said
+    assert sum(false) <= 0.05 * runs * len(said), said
     if CAMPAIGN:
-        assert max(said.values()) <= 0.05 * runs, said
+        assert max(false) <= 0.05 * runs, said
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -80,7 +84,7 @@ def test_equal_storages_get_advice_in_5_percent_of_runs_at_most(stacks, seed):
 def test_known_differences_are_found(factor, cv, budget_blocks, power, seed):
     runs = 200 if CAMPAIGN else 30
     medians = {"slow": SAMPLE_S * math.sqrt(factor), "fast": SAMPLE_S / math.sqrt(factor)}
-    said, right = advised(medians, runs=runs, budget_blocks=budget_blocks, seed=seed, cv=cv)
+    said, right, _ = advised(medians, runs=runs, budget_blocks=budget_blocks, seed=seed, cv=cv)
     assert right >= power * runs
     assert said == right, "the wrong one was recommended"
 
