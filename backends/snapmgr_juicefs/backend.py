@@ -19,7 +19,6 @@ from snapmgr.api import (
     Provisioned,
     ProvisionOrder,
     Reason,
-    Reservoir,
     Runner,
     StorageError,
     StorageMaker,
@@ -114,7 +113,7 @@ class JuicefsBackend(CopyStoreBackend):
             )
         return Origin(path=path, store=store, volatile=found.writeback)
 
-    def headroom(self, volume: Volume) -> tuple[Reservoir, ...]:
+    def headroom(self, volume: Volume) -> tuple[Gauge, ...]:
         """Return the volume's capacity, if limited: a clone counts with its full size, although it shares its data."""
         limits = self.gauges((volume.pool,))
         if not limits:

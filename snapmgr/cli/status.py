@@ -46,8 +46,8 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
 
     The first line is the verdict. A job is overdue if its schedule or max_age requires a snapshot that does not exist.
     status reads the state directory and how full the snapshots' storage is: it is quick, takes no lock, and queries no
-    server. Where the storage does not answer, and without root, it judges the last sample.
-    NEWEST VERIFIED TAKEN is when the newest VERIFIED snapshot was taken: no later change is proved to be restorable.
+    server. Where the storage does not answer, and without root, it judges the last sample. NEWEST VERIFIED TAKEN is
+    when the newest VERIFIED snapshot was taken: no later change is proved to be restorable.
     """
     from snapmgr.capacity.read import read_capacities, sample_capacity
     from snapmgr.cli.documents import mount

@@ -21,7 +21,6 @@ from snapmgr.contract.records import (
     NotMine,
     Pool,
     Reason,
-    Reservoir,
     SnapshotRef,
     Target,
     Usage,
@@ -117,8 +116,6 @@ class CopyStoreBackend(ABC):
         """Wait until the storage has reclaimed the space of removed copies."""
         await_space(store.fd, store.path)
 
-    # The contract.
-
     def missing(self) -> tuple[Reason, ...]:
         """Return the kernel's missing abilities."""
         why = kernel.unsupported()
@@ -156,7 +153,7 @@ class CopyStoreBackend(ABC):
         """Each file is copied at its own time; a copy no longer needs its origin."""
         return Capabilities(atomicity="file", clone="native", survives_origin=True)
 
-    def headroom(self, volume: Volume) -> tuple[Reservoir, ...]:
+    def headroom(self, volume: Volume) -> tuple[Gauge, ...]:
         """Return the file system that holds the copies, also before the first one."""
         store = self.find_store(volume.pool)
         return (self._gauge(volume.pool, store if os.path.isdir(store) else os.path.dirname(store)),)
