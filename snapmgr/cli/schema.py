@@ -306,6 +306,7 @@ KEYS: dict[str, dict[str, Any]] = {
     | {"stopped_by": str | None, "command_exit": int | None},
     "trace show": {"recording": Open | None, "truncated": str | None, "untimed": int | None}
     | {"analysis": Open | None, "verdict": Open | None},
+    "trace compare": {"changed": list[str], "caveats": list[str], "measures": list[Open], "verdicts": list[list[Open]]},
     "bench run": _CHANGES
     | {"results": str | None, "report": str | None, "measured": int | None, "failed": int | None}
     | {"left_out": list[str], "given_up": list[str], "found": Open | None, "on": str | None}
