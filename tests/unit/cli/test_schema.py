@@ -70,6 +70,7 @@ def test_each_command_fails_with_a_whole_document(
         "restore": ["latest", str(tmp_path / "new")],
         "trace record": ["/nowhere", "--", "true"],
         "trace show": ["/nowhere"],
+        "trace compare": ["/nowhere", "/nowhere"],
         "bench show": ["/nowhere"],
         "bench compare": ["/nowhere", "/nowhere"],
         "schedule install": ["nightly", "--on", "daily"],
