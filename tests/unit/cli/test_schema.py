@@ -78,7 +78,6 @@ def test_each_command_fails_with_a_whole_document(
         "bench list": ["--wrong"],
         "bench run": ["--on", "/nowhere"],
         "bench advise": ["--for", "oltp", "/nowhere"],
-        "trace compare": ["/nowhere", "/nowhere"],
         **{name: ["latest"] for name in names},
     }.get(command, [])
     code = main(["--config", str(config), *command.split(), "--json", *words])
