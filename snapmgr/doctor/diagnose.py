@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -235,8 +236,23 @@ def is_of(manifest: Manifest, one: Found) -> bool:
     return any((intent.pool.key, intent.name, intent.volume_id) == made for intent in manifest.intents)
 
 
+def _elsewhere(facts: Facts, view: _View) -> Iterator[Finding]:
+    """Yield one note for each pool and other state directory: on shared storage there may be many of its snapshots."""
+    counts = Counter(
+        (one.pool.title, folder)
+        for one in view.found
+        if one.kind == "snapshot"
+        and one.snapshot_id not in view.entries
+        and (folder := facts.elsewhere.get(one.snapshot_id or "")) is not None
+    )
+    for (title, folder), count in counts.items():
+        what = f"snapshots of the state directory {folder}: {count}"
+        yield Finding(area="storage", subject=title, level="note", what=what)
+
+
 def _stored(facts: Facts, view: _View) -> Iterator[Finding]:
     """Yield objects in the storage that are leftovers or unknown."""
+    yield from _elsewhere(facts, view)
     for one in view.found:
         if one.snapshot_id in facts.inplace:
             continue
@@ -263,9 +279,6 @@ def _snapshot(facts: Facts, view: _View, one: Found) -> Iterator[Finding]:
         if known and entry.manifest.state != "pending":
             hint = "somebody put it there: move it out of the folder"
             yield _problem(one, f"{one.name} has the name of {snapshot_id}, but is not this snapshot", hint)
-    elif snapshot_id in facts.elsewhere:
-        what = f"{one.name} belongs to the state directory {facts.elsewhere[snapshot_id]}"
-        yield Finding(area="storage", subject=one.pool.title, level="note", what=what)
     elif snapshot_id in view.refused:
         why, todo = view.refused[snapshot_id]
         yield _problem(one, f"{one.name} is not in this state directory, and {why}", todo)

@@ -167,7 +167,8 @@ def _late(
             Problem(
                 kind="never",
                 what="there is no snapshot" + (f", and one was due at {_shown(missed)}" if missed else ""),
-                hint=hint,
+                # A state directory that was lost looks the same as a new one.
+                hint=f"snapmgr doctor {job.name}, in case the state directory was lost; then: {hint}",
             )
         ]
     if missed is None:

@@ -95,7 +95,7 @@ def test_two_state_directories_on_onewatched_storage(storage: Storage) -> None:
     assert storage.fix() == {}
     assert storage.names() == names
     assert [entry.manifest.id for entry in storage.scene.entries()] == [ours.id]
-    assert any("belongs to the state directory" in one["what"] for one in storage.doctor()["findings"])
+    assert any("snapshots of the state directory" in one["what"] for one in storage.doctor()["findings"])
     storage.configure("state")
     assert storage.fix() == {"release": "done"}
     assert [entry.manifest.id for entry in storage.scene.entries()] == [theirs.id]

@@ -196,14 +196,18 @@ def test_a_note_may_claim_to_be_of_any_state_directory(ctx, owner):
     assert "is not in this state directory" in told.what
 
 
-def test_what_another_state_directory_knows_is_its_own(ctx, tmp_path):
-    stray, other = manifest(8), Catalog(tmp_path / "other")
+def test_what_another_state_directory_knows_is_one_note_with_a_count(ctx, tmp_path):
+    strays, other = [manifest(8), manifest(9)], Catalog(tmp_path / "other")
     other.make()
-    other.write(stray)
-    note = encode(replace(stray, state_dir=str(other.path)))
-    ctx._backends["reflink"] = _Storage(*(_found(manifest(number)) for number in range(3)), _found(stray, note=note))
-    (told,) = [one for one in _examine(ctx) if stray.id in one.what]
-    assert (told.level, told.what) == ("note", f"{stray.id} belongs to the state directory {other.path}")
+    found = []
+    for stray in strays:
+        other.write(stray)
+        found.append(_found(stray, note=encode(replace(stray, state_dir=str(other.path)))))
+    ctx._backends["reflink"] = _Storage(*(_found(manifest(number)) for number in range(3)), *found)
+    findings = _examine(ctx)
+    assert not [one for one in findings if any(stray.id in one.what for stray in strays)]
+    (told,) = [one for one in findings if str(other.path) in one.what]
+    assert (told.level, told.what) == ("note", f"snapshots of the state directory {other.path}: 2")
 
 
 def test_nothing_is_made_by_looking(config, tmp_path):

@@ -74,6 +74,7 @@ def test_a_job_that_never_ran():
     late = judge(_job(), [], _schedule(installed_at=installed), NOW + 26 * HOUR, UTC)
     assert _kinds(late) == ["never"]
     assert "was due at 2026-02-01T02:30:00Z" in late.problems[0].what
+    assert late.problems[0].hint.startswith("snapmgr doctor nightly, in case the state directory was lost; then: ")
     # Nothing says when, and nothing is there.
     assert _kinds(judge(_job(), [], None, NOW, UTC)) == ["never"]
     assert _kinds(judge(_job(max_age_s=3600.0), [], None, NOW, UTC)) == ["never"]
