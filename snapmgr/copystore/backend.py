@@ -63,8 +63,7 @@ class Origin:
 class CopyStoreBackend(ABC):
     """See `snapmgr.api.Backend`: a backend that keeps copies of folders in a store, as `snapmgr.copystore` does.
 
-    A subclass must have `name`, `api_version`, `Config`, `locate` (with `place`) and `new_copy`. It overrides the other
-    hooks if its storage differs.
+    A subclass has `name`, `api_version`, `Config`, `locate` (with `place`) and `new_copy`, and may override the hooks.
     """
 
     name: ClassVar[str]
@@ -167,13 +166,12 @@ class CopyStoreBackend(ABC):
         return tuple(found)
 
     def _gauge(self, pool: Pool, path: str) -> Gauge:
-        mounts = self.mounter.mounts()
         try:
             room = os.statvfs(path)
         except OSError as error:
             raise StorageError(f"cannot look at {shown(path)}: {error.strerror}") from error
         # By the mount table: each btrfs subvolume has a device number of its own.
-        held, origin = holder(os.path.realpath(path), mounts), holder(pool.hint, mounts)
+        held, origin = (holder(one, self.mounter.mounts()) for one in (os.path.realpath(path), pool.hint))
         size_bytes = room.f_blocks * room.f_frsize
         return Gauge(
             name=f"the file system at {shown(held.point)}",
@@ -281,8 +279,7 @@ class CopyStoreBackend(ABC):
     def refuse_altered(self, ref: SnapshotRef) -> None:
         """Walk the copy: `AlterationCheck`."""
         with suppress(NotFoundError), self.snapshot(ref) as folder:
-            if folder.state == "complete":
-                refuse_altered(folder)
+            refuse_altered(folder)
 
     def attach(self, record: AttachRecord) -> Attachment:
         """Clone the copy once more, or hand out the copy itself for reading."""
