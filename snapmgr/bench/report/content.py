@@ -119,8 +119,11 @@ def _conditions(samples: Sequence[Sample]) -> Conditions:
         guest=any(is_guest(host) for host in hosts),
         steady=False if any(host.get("steady") is False for host in hosts) else None,
         controls=_CONTROLS,
+        # Without snapshots a storage is never recommended: `absent` of the document says why it was not measured.
         absent={
-            one["stack"]: one["failure"] for one in samples if one["kind"] == "absent" and one["stack"] not in measured
+            one["stack"]: one["failure"]
+            for one in samples
+            if one["kind"] == "absent" and one["stack"] not in measured.union(_CONTROLS)
         },
         failed=dict(_failed(samples)),
         mixed=len(hosts) > 1,

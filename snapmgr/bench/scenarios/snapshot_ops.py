@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 _PROFILES: Mapping[ProfileName, Mapping[str, Any]] = {
     "smoke": {"size_bytes": 32 * _MIB, "levels": (1, 10), "repeats": 3},
-    "quick": {"size_bytes": 128 * _MIB, "levels": (1, 10), "repeats": 4},
+    "quick": {"size_bytes": 64 * _MIB, "levels": (1, 10), "repeats": 3},
     "standard": {"size_bytes": 1024 * _MIB, "levels": (1, 10, 100, 1000), "repeats": 12},
     "paper": {"size_bytes": 4096 * _MIB, "levels": (1, 10, 100, 1000), "repeats": 30},
 }

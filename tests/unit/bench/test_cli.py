@@ -332,7 +332,7 @@ def test_the_list_says_what_is_missing(lab):
     assert code == 0
     assert "work: How long the work takes" in out
     assert "  variants: usual, odd" in out
-    assert "  quick: 256.0 MiB, 2.0 s a sample" in out
+    assert "  quick: 128.0 MiB, 2.0 s a sample" in out
     assert "  missing: no fio (install it)" in out
     assert [line.split()[0] for line in out.splitlines()[-4:]] == list(STACKS)
     document = json.loads(lab("list", "--json")[1])

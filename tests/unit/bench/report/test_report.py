@@ -268,6 +268,17 @@ def test_a_scenario_that_a_control_cannot_run_withholds_no_advice():
     assert not any("ext4: it has" in one["text"] for one in found["sentences"])
 
 
+def test_a_storage_without_snapshots_is_not_missed_where_only_their_operations_were_measured():
+    samples = [{**one, "scenario": "snapshot-ops"} for one in random_updates() if one["stack"] != "ext4"]
+    why = "it has no snapshots"
+    missed = [absent("snapshot-ops", "ext4", why), absent("snapshot-ops", "lvm+ext4", "no device-mapper")]
+    found = document([*samples, *missed], made_at=NOW)
+    told = [one["text"] for one in found["recommendation"]["sentences"] if "Not compared" in one["text"]]
+    assert told == ["Not compared: lvm+ext4: no device-mapper"]
+    # It was requested: the list of what was not measured answers.
+    assert {"scenario": "snapshot-ops", "stack": "ext4", "reason": why} in found["absent"]
+
+
 def test_what_a_boot_changes_makes_no_other_machine():
     samples = random_updates(blocks=6)
     same = {"memory_bytes": 25_276_502_016, "target": {"kind": "device", "allocated_bytes": 4096, "marked": False}}

@@ -16,7 +16,7 @@ from snapmgr.api import MissingRequirementError, StorageError
 from snapmgr.bench.results import folder as resultsfolder
 from snapmgr.bench.results.samples import Results, read
 from snapmgr.bench.run.conductor import Conductor
-from snapmgr.bench.run.plan import Options, make_plan
+from snapmgr.bench.run.plan import PROFILE, Options, make_plan
 from snapmgr.bench.statistics.findings import findings
 from snapmgr.bench.storage import scene
 from snapmgr.contract.errors import CatalogError, CommandError, ConfigError, NoRoomError
@@ -113,7 +113,7 @@ def test_it_goes_on_until_the_ratios_are_known_well_enough(site):
     scenario = FakeScenario(figure=lambda _stack, _times: noise.lognormvariate(0, 0.2))
     site.run(scenario, profile="quick", budget_s=1e6)
     noisy = max(sample["block"] for sample in site.samples())
-    assert noisy == 12
+    assert noisy == PROFILE["quick"].most == 8
 
 
 def test_steady_figures_are_enough_after_the_least_number_of_blocks(site):
@@ -134,12 +134,12 @@ def test_what_went_by_before_counts_for_the_budget(site):
 
 
 def test_time_left_comes_from_what_was_measured(site):
-    # Planned with 2 s, and takes 4: known after the first.
+    # Planned with 1.5 s, and takes 4: known after the first.
     scenario = FakeScenario(seconds=2.0)
     scenario._seconds, scenario.needs = 4.0, FakeScenario(seconds=0.5).needs
     site.run(scenario, repeats=2, budget_s=1e6)
     assert [advance.what for advance in site.advances] == [f"work on {stack}" for _, stack, _ in site.kinds()]
-    assert site.advances[0].left_s == pytest.approx(8 * 2.0)
+    assert site.advances[0].left_s == pytest.approx(8 * 1.5)
     assert site.advances[1].left_s == pytest.approx(7 * 4.0)
     assert (site.advances[-1].left_s, site.advances[-1].done, site.advances[-1].total) == (pytest.approx(4.0), 7, 8)
 

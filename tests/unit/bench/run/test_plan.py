@@ -9,8 +9,12 @@ import pytest
 
 from snapmgr.api import Reason
 from snapmgr.bench.model import Needs
-from snapmgr.bench.run.forecast import forecast
+from snapmgr.bench.run.forecast import forecast, preparation_s, schedules_of
 from snapmgr.bench.run.plan import PROFILE, Options, differences, make_plan
+from snapmgr.bench.run.schedule import MeasuredSlot, complete_blocks, next_sample
+from snapmgr.bench.scenarios import chosen
+from snapmgr.bench.statistics.ratio import LEAST_PAIRS
+from snapmgr.bench.storage.stacks import STACKS as REAL
 from snapmgr.contract.errors import ConfigError
 from support.bench.fakes import STACKS, FakeScenario
 
@@ -122,8 +126,8 @@ def test_steps_are_whole_blocks_with_time_and_space_and_say_what_does_not_fit():
     assert sorted(steps[0].stacks) == ["one", "two"]
     # One of them twice: the A/A pair. Provisioning takes a while beside.
     assert [len(step.stacks) for step in steps[1:]] == [3] * 6
-    assert steps[0].seconds == 2 * (8.5 + 1.5)
-    assert {step.space_bytes for step in steps} == {256 * MIB}
+    assert steps[0].seconds == 2 * (8.5 + 1.0)
+    assert {step.space_bytes for step in steps} == {128 * MIB}
     assert all(step.fits for step in steps)
 
 
@@ -170,3 +174,64 @@ def test_without_names_the_profiles_storages_are_compared_or_all_that_suit_a_sce
         ("work", usual[0], "gone"),
         ("narrow", usual[0], "gone"),
     ]
+
+
+def _quick(*, missing_requirements=lambda _: ()):
+    """Return the plan of `bench run` without arguments."""
+    return make_plan(
+        Options(),
+        scenarios=chosen(PROFILE["quick"].scenarios),
+        stacks=REAL,
+        missing_requirements=missing_requirements,
+        memory_bytes=8 * GIB,
+        room_bytes=10 * GIB,
+    )
+
+
+def _no_lvm(stack):
+    return (Reason(what="no device-mapper", hint=""),) if stack.backend == "lvm" else ()
+
+
+@pytest.mark.parametrize("lacking", [lambda _: (), _no_lvm], ids=["every storage", "no LVM"])
+def test_without_arguments_both_scenarios_fit_the_budget_with_pairs_enough_to_say_something(lacking):
+    plan = _quick(missing_requirements=lacking)
+    spent_s = preparation_s(plan.file_bytes, None, steady_s=plan.steady_s)
+    steps, over = forecast(plan, spent_s=spent_s)
+    assert over == ()
+    assert all(step.fits for step in steps)
+    assert [e.name for e in plan.experiments] == ["random-update database", "snapshot-ops"]
+    for experiment in plan.experiments:
+        blocks = [set(step.stacks) for step in steps if step.what.startswith(f"{experiment.name}: block")]
+        # Each pair of storages, once a block.
+        assert blocks.count({stack.name for stack in experiment.stacks}) >= LEAST_PAIRS
+
+
+def test_without_arguments_both_scenarios_end_with_pairs_enough_where_each_sample_takes_as_long_as_planned():
+    """What the run itself decides, sample after sample, with intervals that never get narrow."""
+    plan = _quick()
+    schedules = schedules_of(plan)
+    done = {schedule.name: [] for schedule in schedules}
+    spent_s = preparation_s(plan.file_bytes, None, steady_s=plan.steady_s)
+    while found := next_sample(schedules, done, narrow=lambda *_: False, budget_s=plan.budget_s, spent_s=spent_s):
+        schedule, slot = found
+        done[schedule.name].append(MeasuredSlot(slot=slot, seconds=schedule.sample_s))
+        spent_s += schedule.sample_s
+    for schedule in schedules:
+        assert complete_blocks(schedule, [one.slot for one in done[schedule.name]]) >= LEAST_PAIRS
+    assert spent_s <= plan.budget_s
+
+
+def test_a_storage_without_snapshots_is_not_absent_from_their_operations_unless_it_was_requested():
+    plan = _quick()
+    assert plan.absent == ()
+    assert "ext4" in [stack.name for stack in plan.experiments[0].stacks]
+    assert "ext4" not in [stack.name for stack in plan.experiments[1].stacks]
+    requested = make_plan(
+        Options(scenarios=("snapshot-ops",), stacks=("btrfs", "ext4")),
+        scenarios=chosen(("snapshot-ops",)),
+        stacks=REAL,
+        missing_requirements=lambda _: (),
+        memory_bytes=8 * GIB,
+        room_bytes=10 * GIB,
+    )
+    assert [(a.stack.name, a.why) for a in requested.absent] == [("ext4", "it has no snapshots")]
