@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from snapmgr.bench.device import blankdisks
 from snapmgr.bench.device.blankdisks import blank_disks
 from snapmgr.bench.report import document
-from snapmgr.cli.benchadvice import advice_lines
+from snapmgr.cli.benchshow import advice_lines
 from snapmgr.contract.errors import ConfigError
 from support.bench.samples import HOST, blogs, random_updates
 
