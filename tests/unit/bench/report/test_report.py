@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import cache
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -266,6 +267,26 @@ def test_a_scenario_that_a_control_cannot_run_withholds_no_advice():
     assert found["chosen"] == "xfs-reflink"
     assert found["uses"][0]["sure"] == "shown"
     assert not any("ext4: it has" in one["text"] for one in found["sentences"])
+
+
+def _keys(value):
+    """All keys in a part of the document, without what belongs to samples, to charts, or to the machine."""
+    if isinstance(value, list):
+        return {key for one in value for key in _keys(one)}
+    if not isinstance(value, dict):
+        return set()
+    free = {"labels", "parameters", "facts", "runs", "provisioned", "moments", "curves", "timelines", "layouts"}
+    return value.keys() | {key for name, one in value.items() if name not in free for key in _keys(one)}
+
+
+def test_each_key_of_the_document_is_explained():
+    guarantee = {"atomicity": "file", "clone": "native", "survives_origin": True}
+    samples = [{**one, "guarantee": guarantee} for one in [*random_updates(), *blogs()]]
+    found = whole() | {"recommendation": document(samples, made_at=NOW)["recommendation"]}
+    text = (Path(__file__).parents[4] / "docs" / "reference" / "json.md").read_text()
+    section = text.partition("\n## bench\n")[2].partition("\n## ")[0]
+    assert _keys(found) - set(re.findall(r"`([a-z_]+)`", section)) == set()
+    assert {"problems", "cost_text", "survives_origin"} <= _keys(found)
 
 
 def test_a_storage_without_snapshots_is_not_missed_where_only_their_operations_were_measured():
