@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "xfs", "ext4", "mariadbd", "sysbench")
 _SIZE_BYTES = 1 << 30
 _GIVEN = Parameters(profile="smoke", variant="o_direct", size_bytes=16 << 20, memory_bytes=1 << 60, seed=1)
+_SHORT = replace(_GIVEN, extra={"seconds": 2})
 
 
 @pytest.fixture
 def bench(request: pytest.FixtureRequest) -> Iterator[StackWorkbench]:
-    with scenario_bench(request.param, oltp.scenario.parameters(_GIVEN), _SIZE_BYTES) as made:
+    with scenario_bench(request.param, oltp.scenario.parameters(_SHORT), _SIZE_BYTES) as made:
         yield made
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.bench.model import Parameters
 from snapmgr.bench.storage import scene
+from snapmgr.bench.storage.contributed import all_stacks
 from snapmgr.bench.storage.stacks import STACKS
 from snapmgr.bench.storage.workbench import StackWorkbench, workbench
 from snapmgr.system.blockdev import parse_mountinfo
@@ -150,7 +151,7 @@ def scenario_bench(stack: str, parameters: Parameters, size_bytes: int) -> Itera
         device = runner.run(["losetup", "--find", "--show", str(folder / "image")]).stdout.strip()
         try:
             with workbench(
-                STACKS[stack],
+                all_stacks()[stack],
                 parameters,
                 device=device,
                 size_bytes=size_bytes,
