@@ -217,6 +217,12 @@ def test_a_volume_group_that_was_given_away_in_pieces_has_no_forecast():
     assert (group.rate_bytes_s, group.words(NOW)) == (None, "")
 
 
+def test_a_file_system_that_is_allocated_completely_is_not_full():
+    allocation = series((-2, 0), (0, GIB), own=False, name="allocation", when_full="no_growth")
+    assert alarm(allocation, forecast(allocation, NOW), LIMITS, NOW) is None
+    assert short_of("5%", (allocation,)) == ()
+
+
 def test_what_is_shared_alarms_only_the_jobs_that_it_concerns():
     def alarms(*volume_ids):
         one = replace(gauge(used=GIB - MIB, own=False, name="data"), volume_ids=volume_ids)
