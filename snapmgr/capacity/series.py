@@ -296,7 +296,7 @@ def alarm(series: CapacitySeries, expected: Forecast, limits: CapacityLimits, no
     soon = expected.full_at is not None and expected.full_at < limits.until
     if series.share < limits.share and not soon:
         return None
-    return f"{describe(series, expected, now)}: then {then}"
+    return f"{describe(series, expected, now)}; once it is full, {then}"
 
 
 def short_of(free_min: str, spaces: Sequence[CapacitySeries]) -> tuple[str, ...]:

@@ -184,10 +184,13 @@ def test_a_snapshot_that_was_never_seen_whole_was_so_when_it_was_taken():
     ("found", "said"),
     [
         (series((-2, 0), (0, 1)), None),
-        (series((0, 850 * MIB)), "CoW table of vg/s is 83% full (850.0 MiB of 1.0 GiB): then the snapshot is lost"),
+        (
+            series((0, 850 * MIB)),
+            "CoW table of vg/s is 83% full (850.0 MiB of 1.0 GiB); once it is full, the snapshot is lost",
+        ),
         (
             series((-2, 0), (0, 512 * MIB)),
-            "CoW table of vg/s is 50% full (512.0 MiB of 1.0 GiB), full in 2 h: then the snapshot is lost",
+            "CoW table of vg/s is 50% full (512.0 MiB of 1.0 GiB), full in 2 h; once it is full, the snapshot is lost",
         ),
         (series((-24, 0), (0, 100 * MIB)), None),
         (series(full_since=NOW), "CoW table of vg/s overflowed: the snapshot is lost"),
