@@ -387,10 +387,7 @@ def test_status_counts_what_is_too_full_as_a_problem(ctx, storage, run):
     keep_samples(ctx, storage, 0.1, 0.5)
     code, out, _ = run("status")
     assert code == 1
-    assert (
-        f"CoW table of {IDS[2]} is 50% full (512.0 MiB of 1.0 GiB), full in 1 h 15 min; once it is full, the snapshot is"
-        in out
-    )
+    assert f"CoW table of {IDS[2]} is 50% full (512.0 MiB of 1.0 GiB), full in 1 h 15 min; once it is full, the" in out
 
 
 def test_status_says_that_the_newest_snapshot_was_lost(ctx, storage, run):
