@@ -290,7 +290,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "verify": _CHANGES | {"snapshot": Snapshot | None},
     "restore": _CHANGES
     | {"in_place": bool, "snapshot_id": str | None, "dest": str | None, "places": list[Open]}
-    | {"plan": Open | None, "restored": Open | None},
+    | {"plan": Open | None, "restored": Open | None, "tables": list[str], "dumped": Open | None},
     "prepare": _CHANGES
     | {"snapshot_id": str | None, "mount": Mount | None, "prepared": Open | None, "source": str | None}
     | {"plan": Open | None, "job": str | None, "report": str | None, "tuning": Open | None}
