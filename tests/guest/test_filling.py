@@ -155,8 +155,8 @@ def test_a_volume_group_without_room_takes_no_snapshot_and_says_what_it_needs(
     run("lvcreate", "--yes", "--zero", "n", "--wipesignatures", "n", "--extents", "100%FREE", "--name", "rest", vg.name)
     before = vg.names()
     assert snapmgr("backup", "files") == 1
-    assert "its CoW table needs 8.0 MiB" in snapmgr.said
-    assert f"and 0 B are free in {vg.name}" in snapmgr.said
+    assert f"the volume group {vg.name} has 0 B of" in snapmgr.said
+    assert "free, of which the backup takes 8.0 MiB" in snapmgr.said
     assert vg.names() == before
     assert len(snapmgr.snapshots()) == 1
     assert snapmgr("status") == 1
