@@ -213,7 +213,11 @@ def test_a_thin_pool_runs_full(vg: VolumeGroup) -> None:
         start = time.monotonic()
         refused = scene.call("backup", "demo")
         assert refused.returncode == 1, refused
+        assert f"data of the thin pool {vg.name}/pool has 0 B of 96.0 MiB free" in refused.stderr
+        scene.config_file.write_text(text.replace("[job.demo]", '[job.demo]\nfree_min = "0"'))
+        refused = scene.call("backup", "demo")
         assert f"the thin pool {vg.name}/pool is damaged or full: out_of_data" in refused.stderr
+        scene.config_file.write_text(text)
         assert scene.call("doctor").returncode == 1
         # Its clone cannot be written, not even its journal replayed.
         lost = scene.call("mount", first)
@@ -268,7 +272,7 @@ def test_no_room_in_the_volume_group_or_its_metadata(disk: str) -> None:
             run("lvcreate", "--yes", "--extents", "100%FREE", "--name", "all", vg.name)
             refused = scene.call("backup", "demo")
             assert refused.returncode == 1
-            assert "no room for a classic snapshot" in refused.stderr
+            assert "the volume group vg-small has 0 B of 2.0 GiB free, of which the backup takes" in refused.stderr
             run("lvremove", "--yes", f"{vg.name}/all")
             run("lvcreate", "--yes", "--size", "4m", "--name", "tagged", vg.name)
             number = 0

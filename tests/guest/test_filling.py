@@ -138,7 +138,7 @@ def test_a_forecast_rests_on_samples_and_a_threshold_sets_the_exit_code(
 
     snapmgr.job["capacity_warn_within"] = "1d"
     assert snapmgr("status") == 1
-    assert "then the snapshot is lost" in snapmgr.said
+    assert "once it is full, the snapshot is lost" in snapmgr.said
 
     # It came as it was foreseen; doctor mends what can be mended of that.
     snapmgr.write(30)
@@ -155,8 +155,8 @@ def test_a_volume_group_without_room_takes_no_snapshot_and_says_what_it_needs(
     run("lvcreate", "--yes", "--zero", "n", "--wipesignatures", "n", "--extents", "100%FREE", "--name", "rest", vg.name)
     before = vg.names()
     assert snapmgr("backup", "files") == 1
-    assert "its CoW table needs 8.0 MiB" in snapmgr.said
-    assert f"and 0 B are free in {vg.name}" in snapmgr.said
+    assert f"the volume group {vg.name} has 0 B of" in snapmgr.said
+    assert "free, of which the backup takes 8.0 MiB" in snapmgr.said
     assert vg.names() == before
     assert len(snapmgr.snapshots()) == 1
     assert snapmgr("status") == 1
@@ -217,7 +217,7 @@ def test_a_thin_pool_is_guarded_before_it_is_full_and_its_state_is_told(
     assert "lvextend --size +" in snapmgr.said
     assert len(snapmgr.snapshots()) == 1
     assert snapmgr("status") == 1
-    assert "then the database itself cannot write" in snapmgr.said
+    assert "once it is full, the database itself cannot write" in snapmgr.said
 
     with pytest.raises(OSError, match="error|space"):
         snapmgr.write(40, "more")
