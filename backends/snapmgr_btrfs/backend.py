@@ -122,16 +122,17 @@ class BtrfsBackend:
         return Capabilities(atomicity="volume", clone="native", survives_origin=True)
 
     def headroom(self, volume: Volume) -> tuple[Reservoir, ...]:
-        """Return the data and the metadata space, each with what could still be allocated to it."""
+        """Return the data and the metadata space, each with what could still be allocated to it, and the allocation."""
         return self.gauges((volume.pool,))
 
     def gauges(self, pools: tuple[Pool, ...]) -> tuple[Gauge, ...]:
-        """Return the data and the metadata space of each pool; see `snapmgr.api.CapacityReporting.gauges`."""
+        """Return the spaces of each pool, as `headroom` does; see `snapmgr.api.CapacityReporting.gauges`."""
         found: list[Gauge] = []
         for pool in pools:
             with self._top(pool, write=False) as top:
                 ours = filesystem.mounts_of(top.mounts, top.uuid)
-                found += space.gauges(_spaces(top), ours[0].point if ours else top.device, pool)
+                where = ours[0].point if ours else top.device
+                found += space.gauges(_spaces(top), kernel.devices(top.fd), where, pool)
         return tuple(found)
 
     def arm(self, volumes: tuple[Volume, ...], snapshot_id: str) -> Armed:

@@ -88,9 +88,19 @@ def mirrored_bytes(unallocated: Sequence[int], mirrors: int) -> int:
     return sum(left) // mirrors
 
 
-def gauges(spaces: tuple[Space, ...], where: str, pool: Pool) -> tuple[Gauge, ...]:
-    """Return the spaces as gauges: a full btrfs fails the origin's writes, snapshots stay intact."""
-    return tuple(
+def gauges(spaces: tuple[Space, ...], devices: Sequence[kernel.Device], where: str, pool: Pool) -> tuple[Gauge, ...]:
+    """Return as gauges the spaces, and how much of the devices is allocated to them.
+
+    A full btrfs fails the origin's writes, snapshots stay intact. One that is allocated completely is not full yet.
+    """
+    allocation = Gauge(
+        name=f"allocation of the btrfs file system at {where}",
+        size_bytes=sum(one.size_bytes for one in devices),
+        used_bytes=sum(min(one.allocated_bytes, one.size_bytes) for one in devices),
+        when_full="no_growth",
+        pool=pool,
+    )
+    own = tuple(
         Gauge(
             name=f"{space.name} of the btrfs file system at {where}",
             size_bytes=space.size_bytes,
@@ -100,6 +110,7 @@ def gauges(spaces: tuple[Space, ...], where: str, pool: Pool) -> tuple[Gauge, ..
         )
         for space in spaces
     )
+    return (*own, allocation)
 
 
 def check_room(spaces: tuple[Space, ...], where: str) -> None:

@@ -115,12 +115,11 @@ class JuicefsBackend(CopyStoreBackend):
 
     def headroom(self, volume: Volume) -> tuple[Gauge, ...]:
         """Return the volume's capacity, if limited: a clone counts with its full size, although it shares its data."""
-        limits = self.gauges((volume.pool,))
-        if not limits:
+        client, _ = locating.find_store(volume.pool, self.mounter.mounts())
+        if not client.capacity_bytes:
             return ()
         _, path = self._own_mount(volume.path)
-        wanted_bytes = self._program.summarise(path)[0]
-        return tuple(replace(one, wanted_bytes=wanted_bytes) for one in limits)
+        return (replace(_capacity(client, volume.pool), wanted_bytes=self._program.summarise(path)[0]),)
 
     def gauges(self, pools: tuple[Pool, ...]) -> tuple[Gauge, ...]:
         """Return the capacity of each volume that has one; see `snapmgr.api.CapacityReporting.gauges`.
@@ -130,23 +129,11 @@ class JuicefsBackend(CopyStoreBackend):
         """
         found = []
         for pool in pools:
-            client, _ = locating.find_store(pool, self.mounter.mounts())
-            if not client.capacity_bytes:
-                continue
-            try:
-                room = os.statvfs(client.point)
-            except OSError as error:
-                raise StorageError(f"cannot look at {shown(client.point)}: {error.strerror}") from error
-            size_bytes = room.f_blocks * room.f_frsize
-            found.append(
-                Gauge(
-                    name=f"the capacity of the JuiceFS volume {client.name}",
-                    size_bytes=size_bytes,
-                    used_bytes=size_bytes - room.f_bavail * room.f_frsize,
-                    when_full="origin_errors",
-                    pool=pool,
-                )
-            )
+            client, store = locating.find_store(pool, self.mounter.mounts())
+            if not os.path.isdir(store):
+                raise StorageError(f"the store {shown(store)} is missing", hint="see: snapmgr doctor")
+            if client.capacity_bytes:
+                found.append(_capacity(client, pool))
         return tuple(found)
 
     def new_copy(self, source: Folder, target: Folder) -> FolderCopy:
@@ -283,3 +270,18 @@ class JuicefsBackend(CopyStoreBackend):
         """Take it down; see `snapmgr.api.Provisioner`."""
         private.forget(os.path.realpath(order.point), self._program, self.runner, self.mounter)
         provisioning.unmake(self.runner, self.mounter, device, order)
+
+
+def _capacity(client: clients.Client, pool: Pool) -> Gauge:
+    try:
+        room = os.statvfs(client.point)
+    except OSError as error:
+        raise StorageError(f"cannot look at {shown(client.point)}: {error.strerror}") from error
+    size_bytes = room.f_blocks * room.f_frsize
+    return Gauge(
+        name=f"the capacity of the JuiceFS volume {client.name}",
+        size_bytes=size_bytes,
+        used_bytes=size_bytes - room.f_bavail * room.f_frsize,
+        when_full="origin_errors",
+        pool=pool,
+    )

@@ -51,7 +51,7 @@ class CapacitySeries:
 
     name: str
     """For people; identifies shared space: "data of the thin pool vg0/pool"."""
-    when_full: Literal["snapshot_lost", "origin_errors", "no_snapshots"]
+    when_full: Literal["snapshot_lost", "origin_errors", "no_snapshots", "no_growth"]
     samples: tuple[CapacitySample, ...] = ()
     """Oldest first, at most `SAMPLES_KEPT`."""
     native_id: str = ""
@@ -191,7 +191,7 @@ def forecast(series: CapacitySeries, now: datetime, since: datetime | None = Non
     An extended or reduced size changes the time that remains, but not the rate. A volume group gets no forecast:
     writes do not fill it, but whoever makes a volume takes a piece of it.
     """
-    if series.in_pieces:
+    if series.in_pieces or series.when_full == "no_growth":
         return Forecast(rate_bytes_s=None)
     samples = [one for one in series.samples if one.at <= now + _CLOCK_SLACK]
     if not samples:
@@ -254,6 +254,7 @@ WHEN_FULL = {
     "snapshot_lost": "the snapshot is lost",
     "origin_errors": "the database itself cannot write",
     "no_snapshots": "no snapshot can be taken",
+    "no_growth": "data and metadata cannot grow",
 }
 
 
@@ -276,14 +277,15 @@ def capacity_limits(job: Job, now: datetime, next_due: datetime | None = None) -
 def alarm(series: CapacitySeries, expected: Forecast, limits: CapacityLimits, now: datetime) -> str | None:
     """Return the alarm in words, or None.
 
-    A volume group may be allocated to its last byte: it matters only whether the next snapshot fits.
+    A volume group may be allocated to its last byte: it matters only whether the next snapshot fits. So may space from
+    which other spaces grow: their own sizes include what is left of it.
     """
     last = series.last
     then = WHEN_FULL[series.when_full]
     if series.full_since is not None:
         lost = series.when_full == "snapshot_lost"
         return f"{series.name} overflowed: {then}" if lost else f"{series.name} ran full or is damaged: {then}"
-    if last is None:
+    if last is None or series.when_full == "no_growth":
         return None
     if series.in_pieces:
         free_bytes = max(last.size_bytes - last.used_bytes, 0)
@@ -294,7 +296,7 @@ def alarm(series: CapacitySeries, expected: Forecast, limits: CapacityLimits, no
     soon = expected.full_at is not None and expected.full_at < limits.until
     if series.share < limits.share and not soon:
         return None
-    return f"{describe(series, expected, now)}: then {then}"
+    return f"{describe(series, expected, now)}; once it is full, {then}"
 
 
 def short_of(free_min: str, spaces: Sequence[CapacitySeries]) -> tuple[str, ...]:

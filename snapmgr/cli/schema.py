@@ -80,7 +80,9 @@ class Verification(msgspec.Struct):
     result: str
     duration_s: float
     checks: list[str]
+    unchecked: list[str]
     failures: list[str]
+    notes: list[str]
 
 
 class Snapshot(msgspec.Struct):
@@ -177,6 +179,7 @@ class Pruned(msgspec.Struct):
     delete: list[Decision]
     deleted: list[str]
     kept_in_use: list[str]
+    kept_altered: list[str]
     failures: list[str]
 
 
@@ -259,6 +262,15 @@ class Schedule(msgspec.Struct):
     next_times: list[Time]
 
 
+class ScheduleState(Schedule):
+    """An installed schedule, and what the machine has of it."""
+
+    files: list[str]
+    missing_files: list[str]
+    waiting: bool | None
+    last_result: str | None
+
+
 class Finding(msgspec.Struct):
     """A finding of doctor."""
 
@@ -296,7 +308,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "verify": _CHANGES | {"snapshot": Snapshot | None},
     "restore": _CHANGES
     | {"in_place": bool, "snapshot_id": str | None, "dest": str | None, "places": list[Open]}
-    | {"plan": Open | None, "restored": Open | None},
+    | {"plan": Open | None, "restored": Open | None, "tables": list[str], "dumped": Open | None},
     "prepare": _CHANGES
     | {"snapshot_id": str | None, "mount": Mount | None, "prepared": Open | None, "source": str | None}
     | {"plan": Open | None, "job": str | None, "report": str | None, "tuning": Open | None}
@@ -323,7 +335,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "bench advise": {"use": str | None, "storages": Any},
     "bench compare": {"rows": list[Open], "obstacles": list[str], "left_out": list[str]},
     "schedule install": _CHANGES | {"schedule": Schedule | None, "files": list[dict[str, str]], "arguments": list[str]},
-    "schedule show": {"schedules": list[Schedule], "damaged": list[Damaged]},
+    "schedule show": {"schedules": list[ScheduleState], "damaged": list[Damaged]},
     "schedule remove": _CHANGES | {"job": str | None, "removed": list[str]},
     "config validate": {"valid": bool, "problems": list[str], "files": list[str], "jobs": list[str]},
     "doctor": {"fix": bool, "thawed": list[str], "actions": list[Action], "findings": list[Finding]} | _CHANGES,

@@ -153,7 +153,8 @@ class Reservoir:
     name: str
     size_bytes: int
     used_bytes: int
-    when_full: Literal["snapshot_lost", "origin_errors", "no_snapshots"]
+    when_full: Literal["snapshot_lost", "origin_errors", "no_snapshots", "no_growth"]
+    """"no_growth": the pool's other spaces cannot grow any more, and that alone harms nobody."""
     wanted_bytes: int = 0
     """How much of it the next snapshot allocates."""
 

@@ -133,7 +133,7 @@ class LocatingContract(Contract):
                 assert isinstance(reservoir, Reservoir)
                 assert reservoir.name
                 assert 0 <= reservoir.used_bytes <= reservoir.size_bytes
-                assert reservoir.when_full in {"snapshot_lost", "origin_errors", "no_snapshots"}
+                assert reservoir.when_full in {"snapshot_lost", "origin_errors", "no_snapshots", "no_growth"}
                 assert reservoir.wanted_bytes >= 0
             lab.take_one(origin)
 

@@ -14,7 +14,7 @@ from support.juicefslab import JuicefsLab
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_FORMAT = ("--trash-days", "0", "--enable-acl")
+_FORMAT = ("--trash-days", "0", "--enable-acl", "--capacity", "16")
 _SHM = Path("/dev/shm")
 
 

@@ -138,7 +138,7 @@ def test_a_forecast_rests_on_samples_and_a_threshold_sets_the_exit_code(
 
     snapmgr.job["capacity_warn_within"] = "1d"
     assert snapmgr("status") == 1
-    assert "then the snapshot is lost" in snapmgr.said
+    assert "once it is full, the snapshot is lost" in snapmgr.said
 
     # It came as it was foreseen; doctor mends what can be mended of that.
     snapmgr.write(30)
@@ -217,7 +217,7 @@ def test_a_thin_pool_is_guarded_before_it_is_full_and_its_state_is_told(
     assert "lvextend --size +" in snapmgr.said
     assert len(snapmgr.snapshots()) == 1
     assert snapmgr("status") == 1
-    assert "then the database itself cannot write" in snapmgr.said
+    assert "once it is full, the database itself cannot write" in snapmgr.said
 
     with pytest.raises(OSError, match="error|space"):
         snapmgr.write(40, "more")

@@ -137,7 +137,7 @@ def test_a_wrong_configuration_is_2(scene: Scene) -> None:
 
 def test_two_runs_at_once_are_3(scene: Scene) -> None:
     mark = scene.folder / "mark-two"
-    with scene.start("backup", "demo", faults_=Faults(delay_s=3.0, delay_mark=mark)) as process:
+    with scene.start("backup", "demo", faults_=Faults(delay_s=8.0, delay_mark=mark)) as process:
         _wait_for(process, mark.exists)
         second = scene.run("backup", "demo")
         # A dry run neither waits nor fails.

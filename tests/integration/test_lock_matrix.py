@@ -77,7 +77,9 @@ def test_each_kind_of_wrong_record_is_seen() -> None:
             assert bool(findings.replay) == replayed, wrong
         # Without a lock the copied log may hold a part of a transaction more, but no whole one.
         lockless = replace(cell, level="crash-consistent")
-        record = replace(taken, manifest=replace(taken.manifest, position=earlier))
+        assert taken.manifest.quiesce is not None
+        quiesce = replace(taken.manifest.quiesce, level="crash-consistent")
+        record = replace(taken, manifest=replace(taken.manifest, position=earlier, quiesce=quiesce))
         findings = check(site, lockless, record, Prefix(site), replayed=False)
         assert f"holds 8 whole transactions behind {earlier.offset}" in findings.position
         more = tuple(replace(line, aria=line.aria + 2) for line in taken.after)

@@ -63,7 +63,8 @@ def check(site: Site, cell: Cell, taken: Taken, prefix: Prefix, *, replayed: boo
         file, offset = taken.end or ((where.file, where.offset) if where is not None else ("", 0))
         wrong = _check_record(cell, where, taken.end)
         # Before a server writes there.
-        wrong += _check_tail(site, cell, logs, file, offset) if file else []
+        locked = manifest.quiesce is not None and manifest.quiesce.level != "crash-consistent"
+        wrong += _check_tail(site, logs, file, offset, locked=locked) if file else []
         wrong += [] if logs is not None or manifest.absent or taken.end else ["binary logs are not recorded as absent"]
         options = site.copy_options(lease, manifest)
         with private_server(data_path(lease), options, install_options=None, kind=cell.server) as copy:
@@ -88,7 +89,7 @@ def _check_record(cell: Cell, where: Position | None, end: tuple[str, int] | Non
     return []
 
 
-def _check_tail(site: Site, cell: Cell, logs: Path | None, file: str, offset: int) -> list[str]:
+def _check_tail(site: Site, logs: Path | None, file: str, offset: int, *, locked: bool) -> list[str]:
     """Compare the last binary log of the clone with the position."""
     if logs is None:
         return []
@@ -98,8 +99,6 @@ def _check_tail(site: Site, cell: Cell, logs: Path | None, file: str, offset: in
     size = last.stat().st_size
     if size == offset:
         return []
-    # "auto" may have done without a lock there.
-    locked = cell.level not in ("crash-consistent", "auto") or cell.other_engines
     if locked or size < offset:
         return [f"the clone's {file} has {size} bytes, recorded is {offset}"]
     # Without a lock the last transaction may be there in part: only whole ones count.

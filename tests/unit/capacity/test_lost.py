@@ -292,7 +292,8 @@ def test_doctor_says_what_is_lost_and_what_will_be(storage):
     assert lost[0].startswith(f"{IDS[0]} is lost: its CoW table overflowed between")
     assert lost[1] == "mark-lost"
     assert soon == (
-        f"CoW table of {IDS[1]} is 90% full (921.6 MiB of 1.0 GiB), full in 20 min: then the snapshot is lost",
+        f"CoW table of {IDS[1]} is 90% full (921.6 MiB of 1.0 GiB), full in 20 min; "
+        "once it is full, the snapshot is lost",
         None,
     )
 
@@ -386,7 +387,7 @@ def test_status_counts_what_is_too_full_as_a_problem(ctx, storage, run):
     keep_samples(ctx, storage, 0.1, 0.5)
     code, out, _ = run("status")
     assert code == 1
-    assert f"CoW table of {IDS[2]} is 50% full (512.0 MiB of 1.0 GiB), full in 1 h 15 min: then the snapshot is" in out
+    assert f"CoW table of {IDS[2]} is 50% full (512.0 MiB of 1.0 GiB), full in 1 h 15 min; once it is full, the" in out
 
 
 def test_status_says_that_the_newest_snapshot_was_lost(ctx, storage, run):

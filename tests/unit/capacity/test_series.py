@@ -184,10 +184,13 @@ def test_a_snapshot_that_was_never_seen_whole_was_so_when_it_was_taken():
     ("found", "said"),
     [
         (series((-2, 0), (0, 1)), None),
-        (series((0, 850 * MIB)), "CoW table of vg/s is 83% full (850.0 MiB of 1.0 GiB): then the snapshot is lost"),
+        (
+            series((0, 850 * MIB)),
+            "CoW table of vg/s is 83% full (850.0 MiB of 1.0 GiB); once it is full, the snapshot is lost",
+        ),
         (
             series((-2, 0), (0, 512 * MIB)),
-            "CoW table of vg/s is 50% full (512.0 MiB of 1.0 GiB), full in 2 h: then the snapshot is lost",
+            "CoW table of vg/s is 50% full (512.0 MiB of 1.0 GiB), full in 2 h; once it is full, the snapshot is lost",
         ),
         (series((-24, 0), (0, 100 * MIB)), None),
         (series(full_since=NOW), "CoW table of vg/s overflowed: the snapshot is lost"),
@@ -215,6 +218,12 @@ def test_a_volume_group_that_was_given_away_in_pieces_has_no_forecast():
     assert forecast(series(*pieces, own=False), NOW).full_at is not None
     group = forecast(series(*pieces, own=False, when_full="no_snapshots", wanted_bytes=MIB), NOW)
     assert (group.rate_bytes_s, group.words(NOW)) == (None, "")
+
+
+def test_a_file_system_that_is_allocated_completely_is_not_full():
+    allocation = series((-2, 0), (0, GIB), own=False, name="allocation", when_full="no_growth")
+    assert alarm(allocation, forecast(allocation, NOW), LIMITS, NOW) is None
+    assert short_of("5%", (allocation,)) == ()
 
 
 def test_what_is_shared_alarms_only_the_jobs_that_it_concerns():

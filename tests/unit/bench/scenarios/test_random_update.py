@@ -157,9 +157,14 @@ def _printed(phase, file, file_bytes, updates=0):
 
 def test_printed_script_keeps_its_shared_offset(tmp_path):
     file, file_bytes = tmp_path / "file", 8_000_000
-    filled = _printed("fill", file, file_bytes)
-    assert json.loads(filled.stdout)["seconds"] > 0, filled.stderr
-    status = file.stat()
+    # A race of its workers: on a busy machine they may happen to run one after another.
+    for _ in range(10):
+        filled = _printed("fill", file, file_bytes)
+        assert json.loads(filled.stdout)["seconds"] > 0, filled.stderr
+        status = file.stat()
+        if status.st_size > file_bytes:
+            break
+        file.unlink()
     # All that was meant is written, but behind the last seek of any worker: further than it should be, with holes.
     assert status.st_size > file_bytes
     assert status.st_blocks * 512 < status.st_size
