@@ -44,7 +44,7 @@ _PAUSE_S = 0.02
 # Statements that wait in the server: FLUSH TABLES WITH READ LOCK, or MariaDB's stages.
 _LOCKS = ("FLUSH TABLES WITH READ LOCK", "BACKUP STAGE")
 
-UNSEEN = "import snapmgr.mysql.lock.quiesce as q; q.wait_for_blockers = lambda *_, **__: None"
+UNSEEN = "import snapmgr.mysql.lock.quiesce as q; q.wait_for_blockers = lambda *_, **__: ()"
 """What holds the lock off comes right after it was looked for."""
 SLOW_JITTER = "q.random.uniform = lambda *_: 3.0"
 """More than half a second of rest after the first try; after `UNSEEN`."""
