@@ -10,15 +10,17 @@ import click
 
 from snapmgr.cli.output import clean, format_table, is_terminal, print_lines
 from snapmgr.cli.params import JobName, json_option
-from snapmgr.contract.errors import EXIT_OK, ConfigError
+from snapmgr.contract.errors import EXIT_OK, ConfigError, NotFoundError, SnapmgrError
+from snapmgr.contract.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from snapmgr.capacity.read import Capacities
     from snapmgr.catalog.manifest import Lease, Manifest
     from snapmgr.catalog.store import Catalog, Entry
     from snapmgr.cli.session import Session
+    from snapmgr.contract.records import PoolKey, SnapshotRef
 
 _HEADS = ("ID", "JOB", "TAKEN", "STATE", "LEVEL", "HELD", "VERIFIED AT", "NOTES")
 _USES = {"mount": "mounted"}
@@ -29,18 +31,21 @@ _USES = {"mount": "mounted"}
 Examples:
   snapmgr list
   snapmgr list nightly
+  snapmgr list --size
   snapmgr list --json | jq -r '.snapshots[] | select(.state == "ready").id'
 """
 )
 @click.argument("job", required=False, type=JobName())
+@click.option("--size", is_flag=True, help="Also ask the storage what deleting each snapshot would free.")
 @json_option
 @click.pass_obj
-def command(session: Session, job: str | None) -> int:
+def command(session: Session, job: str | None, *, size: bool) -> int:
     """List snapshots, oldest first.
 
     HELD is how long the database was locked or frozen. VERIFIED AT is when the snapshot was last verified, with FAILED
-    if it did not restore, and partly if not all of it could be looked at. Files that cannot be read are named on
-    stderr, and the exit code is 1.
+    if it did not restore, and partly if not all of it could be looked at. SIZE is what deleting that snapshot
+    alone would free, or "-" where the storage cannot tell quickly. Files that cannot be read are named on stderr, and
+    the exit code is 1.
     """
     catalog = session.catalog()
     entries, damaged = catalog.entries(job)
@@ -49,24 +54,57 @@ def command(session: Session, job: str | None) -> int:
         raise ConfigError(f"there is no job {job!r}, and no snapshot of one", hint="see: snapmgr list")
     problems = session.damaged([*damaged, *damaged_leases])
     code = 1 if problems else EXIT_OK
+    sizes = _sizes(session, entries) if size else None
     if session.json:
         from snapmgr.cli.documents import snapshot
 
-        session.document(code, snapshots=[snapshot(entry, leases) for entry in entries], damaged=problems)
+        listed = [
+            snapshot(entry, leases) | {"exclusive_bytes": (sizes or {}).get(entry.manifest.id)} for entry in entries
+        ]
+        session.document(code, snapshots=listed, damaged=problems)
     else:
-        _print(entries, leases, catalog)
+        _print(entries, leases, catalog, sizes)
         if not entries:
             lost = "" if catalog.path.exists() else ", which does not exist; if it was lost, see: snapmgr doctor"
             session.console.tell("no snapshots" + (f" of job {job}" if job else "") + f" in {catalog.path}{lost}")
     return code
 
 
-def _print(entries: list[Entry], leases: list[Lease], catalog: Catalog) -> None:
+def _sizes(session: Session, entries: list[Entry]) -> dict[str, int]:
+    """Return what deleting each READY snapshot would free, for those whose storage can tell cheaply, by id.
+
+    Warn about a pool that does not answer, and ask it only once.
+    """
+    ctx = session.context()
+    unread: set[PoolKey] = set()
+
+    def size_of(ref: SnapshotRef) -> int | None:
+        if ref.pool.key not in unread:
+            try:
+                return ctx.backend(ref.backend).usage(ref).exclusive_bytes
+            except NotFoundError as error:
+                session.console.warn(f"the size of {ref.snapshot_id} is unknown: {error.message}")
+            except SnapmgrError as error:
+                unread.add(ref.pool.key)
+                session.console.warn(f"the sizes of snapshots in {ref.pool.hint} are unknown: {error.message}")
+        return None
+
+    sizes = {}
+    for manifest in (entry.manifest for entry in entries if entry.manifest.state == "ready"):
+        parts = [size_of(member.ref) for member in manifest.members]
+        known = [part for part in parts if part is not None]
+        if len(known) == len(parts):
+            sizes[manifest.id] = sum(known)
+    return sizes
+
+
+def _print(entries: list[Entry], leases: list[Lease], catalog: Catalog, sizes: Mapping[str, int] | None) -> None:
     from snapmgr.capacity.read import read_capacities
     from snapmgr.cli.documents import show_held, show_time, show_verified
 
     now = datetime.now(UTC)
     capacities = read_capacities(catalog, (entry.manifest for entry in entries if entry.manifest.state == "ready"))
+    heads = _HEADS if sizes is None else (*_HEADS[:-1], "SIZE", _HEADS[-1])
     rows = [
         (
             entry.manifest.short_id,
@@ -76,6 +114,7 @@ def _print(entries: list[Entry], leases: list[Lease], catalog: Catalog) -> None:
             entry.manifest.quiesce.level if entry.manifest.quiesce else "-",
             show_held(entry.manifest),
             show_verified(entry.verification),
+            *([] if sizes is None else [_size(sizes.get(entry.manifest.id))]),
             ", ".join(
                 [
                     *_notes(entry, [lease for lease in leases if lease.snapshot_id == entry.manifest.id]),
@@ -90,9 +129,13 @@ def _print(entries: list[Entry], leases: list[Lease], catalog: Catalog) -> None:
     if is_terminal(sys.stdout):
         from snapmgr.cli.render import print_table
 
-        print_table(_HEADS, [[clean(cell) for cell in row] for row in rows])
+        print_table(heads, [[clean(cell) for cell in row] for row in rows])
     else:
-        print_lines(format_table(_HEADS, rows))
+        print_lines(format_table(heads, rows))
+
+
+def _size(size_bytes: int | None) -> str:
+    return "-" if size_bytes is None else format_size(size_bytes)
 
 
 def _capacity(manifest: Manifest, capacities: Capacities, now: datetime) -> Iterator[str]:

@@ -109,6 +109,12 @@ class Snapshot(msgspec.Struct):
     mounts: list[Mount]
 
 
+class Listed(Snapshot):
+    """A snapshot in a list."""
+
+    exclusive_bytes: Bytes | None
+
+
 class Capacity(msgspec.Struct):
     """How full a space was."""
 
@@ -293,7 +299,7 @@ class Action(msgspec.Struct):
 _CHANGES: dict[str, Any] = {"dry_run": bool}
 _PIN = _CHANGES | {"snapshots": list[Pinned]}
 KEYS: dict[str, dict[str, Any]] = {
-    "list": {"snapshots": list[Snapshot], "damaged": list[Damaged]},
+    "list": {"snapshots": list[Listed], "damaged": list[Damaged]},
     "show": {"snapshot": Details | None},
     "backup": _CHANGES | {"jobs": list[BackupJob]},
     "mount": _CHANGES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +11,16 @@ import click
 
 from snapmgr.cli.output import format_table, print_lines
 from snapmgr.cli.params import JobName, json_option
-from snapmgr.contract.errors import EXIT_OK, ConfigError
+from snapmgr.contract.errors import EXIT_OK, ConfigError, StorageError
 from snapmgr.contract.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from snapmgr.catalog.manifest import Lease
+    from snapmgr.catalog.store import Catalog
     from snapmgr.cli.session import Session
-    from snapmgr.doctor.status import JobStatus
+    from snapmgr.doctor.status import JobStatus, Problem
 
 _HEADS = ("JOB", "STATUS", "NEWEST TAKEN", "AGE", "NEWEST VERIFIED TAKEN", "NEXT")
 
@@ -34,8 +35,9 @@ Examples:
 \b
 Exit codes for monitoring: 0 no problem; 1 a snapshot is overdue or missing, the
 newest run or the newest verification failed, storage is running full, a clock
-is wrong or a file is damaged; 2 the configuration is invalid; 7 a requirement is
-missing: the privilege to read the state directory.
+is wrong, a file is damaged, or nothing can be written to the state directory;
+2 the configuration is invalid; 7 a requirement is missing: the privilege to
+read the state directory.
 """
 )
 @click.argument("jobs", metavar="[JOB...]", nargs=-1, type=JobName())
@@ -45,9 +47,10 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
     """Report whether every job's snapshots are up to date.
 
     The first line is the verdict. A job is overdue if its schedule or max_age requires a snapshot that does not exist.
-    status reads the state directory and how full the snapshots' storage is: it is quick, takes no lock, and queries no
-    server. Where the storage does not answer, and without root, it judges the last sample. NEWEST VERIFIED TAKEN is
-    when the newest VERIFIED snapshot was taken: no later change is proved to be restorable.
+    status reads the state directory, tries to write there, and reads how full the snapshots' storage is: it is quick,
+    takes no lock, and queries no server. Where the storage does not answer, and without root, it judges the last
+    sample. NEWEST VERIFIED TAKEN is when the newest VERIFIED snapshot was taken: no later change is proved to be
+    restorable.
     """
     from snapmgr.capacity.read import read_capacities, sample_capacity
     from snapmgr.cli.documents import mount
@@ -73,10 +76,12 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
     # Without root most storage cannot be read, nor a sample kept.
     if os.access(catalog.path, os.W_OK):
         capacities |= sample_capacity(ctx, ready)
+    unwritable = list(_unwritable(catalog))
     found = []
     for job in chosen:
         of_job = [entry for entry in entries if entry.manifest.job == job.name]
-        found.append(judge(job, of_job, by_job.get(job.name), now, zone, capacities=capacities))
+        status = judge(job, of_job, by_job.get(job.name), now, zone, capacities=capacities)
+        found.append(replace(status, problems=(*unwritable, *status.problems)))
     orphans = [] if jobs else [name for name in by_job if name not in session.config().jobs]
     bad = [one for one in found if one.problems]
     code = 1 if bad or problems or orphans else EXIT_OK
@@ -92,6 +97,17 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
         filled = [line for one in found for line in _capacity_lines(one, now)]
         print_lines([*_lines(found, bad, len(problems), orphans), *filled, *map(_clone_line, clones)])
     return code
+
+
+def _unwritable(catalog: Catalog) -> Iterator[Problem]:
+    """Yield why no job can keep the record of a snapshot."""
+    from snapmgr.doctor.status import Problem
+    from snapmgr.system.probe import require_writable
+
+    try:
+        require_writable(catalog.path)
+    except StorageError as error:
+        yield Problem(kind="state", what=f"the next backup fails: {error.message}", hint=error.hint or "snapmgr doctor")
 
 
 def _lines(found: list[JobStatus], bad: list[JobStatus], damaged: int, orphans: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from snapmgr.capacity.read import read_headroom
 from snapmgr.capacity.series import WHEN_FULL, short_of
 from snapmgr.config.plugins import list_plugins, make_backend
-from snapmgr.contract.errors import SnapmgrError
+from snapmgr.contract.errors import SnapmgrError, StorageError
 from snapmgr.contract.units import format_size
 from snapmgr.doctor.account import grant_statements, missing_privileges, needed_privileges, read_grants, replicates
 from snapmgr.doctor.collect import pools_near
@@ -27,7 +27,7 @@ from snapmgr.system.blockdev import find_target
 from snapmgr.system.command import CommandRunner
 from snapmgr.system.host import regression_side
 from snapmgr.system.mount import KernelMounter
-from snapmgr.system.probe import require_answer
+from snapmgr.system.probe import require_answer, require_writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ def examine_jobs(ctx: Context, jobs: list[Job]) -> tuple[list[Finding], list[Poo
 
     `snapmgr.doctor.collect` and `snapmgr.doctor.diagnose` examine the state directory and these pools.
     """
-    findings = examine_backends(ctx.config)
+    findings = [*examine_backends(ctx.config), *_examine_folders(ctx)]
     pools: list[Pool] = []
     if not jobs:
         findings.append(Finding(area="config", subject="", level="note", what="no job is configured"))
@@ -94,6 +94,15 @@ def examine_backends(config: Config | None) -> list[Finding]:
         what = "no backend can work here"
         findings.append(Finding(area="backend", subject="", level="missing", what=what, hint=hint))
     return findings
+
+
+def _examine_folders(ctx: Context) -> Iterator[Finding]:
+    """Yield whether nothing can be written to the state directory, or to the one that snapshots are mounted in."""
+    for path in dict.fromkeys((ctx.catalog.path, ctx.config.scratch_dir)):
+        try:
+            require_writable(path)
+        except StorageError as error:
+            yield of_error("state", str(path), error)
 
 
 def _examine_job(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[Finding]:

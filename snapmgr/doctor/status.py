@@ -34,7 +34,9 @@ _ACCURACY_S = 60.0
 class Problem:
     """A problem that the user should check."""
 
-    kind: Literal["overdue", "never", "failed", "lost", "unfinished", "verification", "capacity", "clock", "schedule"]
+    kind: Literal[
+        "overdue", "never", "failed", "lost", "unfinished", "verification", "capacity", "clock", "schedule", "state"
+    ]
     what: str
     hint: str
 

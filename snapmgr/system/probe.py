@@ -1,20 +1,23 @@
-"""Checks that a file system answers: on a frozen or hung one every change hangs, unreachable for signals.
+"""Checks that a file system answers and takes a file: on a frozen or hung one every change hangs.
 
-Therefore a child tries a change, and the parent waits with a timeout. The child holds no lock, no socket and no folder;
-a hanging child ends by itself when the file system recovers.
+No signal reaches a hanging process. Therefore a child tries a change, and the parent waits with a timeout. The child
+holds no lock, no socket and no folder; a hanging child ends by itself when the file system recovers.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.contract.errors import StorageError
-from snapmgr.contract.units import format_duration
+from snapmgr.contract.units import format_duration, format_size
 from snapmgr.system.blockdev import read_mounts
+from snapmgr.system.files import space_hint
 from snapmgr.system.host import keep_only, signals_held
 
 if TYPE_CHECKING:
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
 # btrfs blocks all changes while it commits much dirty data: seconds on a slow disk.
 ANSWER_S = 15.0
 _POLL_S = 0.0005
+# More than the manifest of a run needs, and more inodes than its folder, records and temporary files.
+_RUN_BYTES = 64 << 10
+_RUN_INODES = 16
 _hanging: dict[int, int] = {}
 """The hanging child by device number of the file system; one is enough."""
 
@@ -61,6 +67,66 @@ def require_pools_answer(pools: Iterable[Pool], mounts: tuple[Mount, ...]) -> No
         path = _folder_of(pool, mounts)
         if path is not None:
             require_answer(path)
+
+
+def require_writable(path: Path) -> None:
+    """Raise StorageError if the records of a run could not be written in `path`; a missing folder is still to be made.
+
+    It tries that with an unnamed file, which leaves nothing. Without the right to write it reads how much is free.
+    Raises StorageError also as `require_answer`.
+    """
+    folder = path.absolute()
+    while not os.path.isdir(folder):
+        folder = folder.parent
+    require_answer(str(folder))
+    try:
+        permitted = _try_writing(folder)
+        room = os.statvfs(folder)
+    except OSError as error:
+        why = f"{error.strerror}"
+        hint = f"see lsattr -d {folder}, and the kernel log"
+        if space_hint(error) is not None:
+            why += _free(folder)
+            hint = "make room on its file system" + (", or raise the quota" if error.errno == errno.EDQUOT else "")
+        elif error.errno == errno.EROFS:
+            hint = "mount its file system writable; the kernel log says whether an error made it read-only"
+        raise StorageError(f"cannot write to {folder}: {why}", hint=hint) from None
+    # btrfs has no fixed number of inodes, and reports 0 of 0.
+    few = bool(room.f_files) and room.f_ffree < _RUN_INODES
+    if few or (not permitted and room.f_blocks and room.f_bfree * room.f_frsize < _RUN_BYTES):
+        what = f"too little is free in {folder} for the records of a run{_free(folder)}"
+        raise StorageError(what, hint="make room on its file system")
+
+
+def _try_writing(folder: Path) -> bool:
+    """Write and drop as much as a run needs; return False without the right to. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CLOEXEC
+    try:
+        try:
+            fd = os.open(folder, flags | os.O_TMPFILE, 0o600)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            # NFS and most of FUSE. After a kill before the unlink, doctor takes the name for an unfinished file.
+            named = folder / f".room.{os.getpid()}"
+            fd = os.open(named, flags | os.O_CREAT | os.O_EXCL, 0o600)
+            named.unlink()
+    except PermissionError:
+        if os.geteuid() == 0:
+            raise
+        return False
+    with os.fdopen(fd, "wb") as file:
+        os.posix_fallocate(fd, 0, _RUN_BYTES)
+        file.write(bytes(_RUN_BYTES))
+    return True
+
+
+def _free(folder: Path) -> str:
+    with suppress(OSError):
+        room = os.statvfs(folder)
+        inodes = f" and {room.f_ffree} inodes" if room.f_files else ""
+        return f" (free: {format_size(room.f_bfree * room.f_frsize)}{inodes})"
+    return ""
 
 
 def _folder_of(pool: Pool, mounts: tuple[Mount, ...]) -> str | None:

@@ -13,7 +13,9 @@ import subprocess
 import sys
 import termios
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -21,8 +23,11 @@ from snapmgr import jobrun as run_module
 from snapmgr.catalog.manifest import QuiesceRecord
 from snapmgr.cli.main import COMPLETE_VARIABLE, main
 from snapmgr.cli.output import Console
-from snapmgr.contract.errors import NotQuiescedError
-from support.sample import manifest
+from snapmgr.context import Context
+from snapmgr.contract.errors import NotFoundError, NotQuiescedError, StorageError
+from snapmgr.contract.records import Usage
+from support.documents import conforms
+from support.sample import POOL, manifest
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -38,6 +43,46 @@ def test_list_shows_each_snapshot_on_a_line(run):
     assert "FAILED 2026-01-31T02:30:00Z" in second
     assert third.split()[-1] == "-"
     assert {line.index("backup-lock") for line in (first, second, third)} == {head.index("LEVEL")}
+
+
+class _Sized:
+    """Storage that can tell the size of one snapshot cheaply, has lost one, and does not answer for a pool."""
+
+    asked: ClassVar[list[str]] = []
+
+    def usage(self, ref):
+        self.asked.append(ref.native_id)
+        if ref.pool.id == "/away":
+            raise StorageError("the pool is not mounted")
+        if ref.native_id == "n1":
+            raise NotFoundError("n1 is gone")
+        return Usage(exclusive_bytes=3 << 20 if ref.native_id in ("n0", "log") else None)
+
+
+def test_list_shows_sizes_if_asked(run, catalog, monkeypatch):
+    monkeypatch.setattr(Context, "backend", lambda *_: _Sized())
+    monkeypatch.setattr(_Sized, "asked", [])
+    (first,) = manifest(0).members
+    away = [replace(first, ref=replace(first.ref, pool=replace(POOL, id="/away"), native_id=f"a{n}")) for n in (0, 1)]
+    catalog.write(manifest(3, members=(away[0],)))
+    catalog.write(manifest(4, members=(away[1], away[0])))
+    catalog.write(manifest(5, members=(first, replace(first, ref=replace(first.ref, native_id="log")))))
+    catalog.write(manifest(6, members=(first, manifest(2).members[0])))
+    catalog.write(manifest(7, state="broken"))
+    assert "exclusive" not in run("list")[1]
+    assert {one["exclusive_bytes"] for one in json.loads(run("list", "--json")[1])["snapshots"]} == {None}
+    assert _Sized.asked == []
+    code, out, err = run("list", "--size")
+    head, *lines = out.splitlines()
+    at = head.index("SIZE")
+    assert [line[at:].split("  ")[0] for line in lines] == ["3.0 MiB", "-", "-", "-", "-", "6.0 MiB", "-", "-"]
+    assert head.split()[-2:] == ["SIZE", "NOTES"]
+    assert _Sized.asked == ["n0", "n1", "n2", "a0", "n0", "log", "n0", "n2"]
+    assert (code, err.count("the pool is not mounted"), err.count("n1 is gone")) == (0, 1, 1)
+    document = json.loads(run("list", "--size", "--json")[1])
+    conforms(document)
+    sizes = [one["exclusive_bytes"] for one in document["snapshots"]]
+    assert sizes == [3 << 20, None, None, None, None, 6 << 20, None, None]
 
 
 def test_list_names_what_is_damaged_and_shows_the_rest(run, catalog):
