@@ -79,7 +79,12 @@ class FakeWorkbench:
         self.stack, self.parameters, self.folder = stack, parameters, folder
 
     def record(self) -> dict[str, Any]:
-        return {"commands": [["mkfs.fake"]], "jobs": {"work": "[job]"}, "provisioned": {"path": "/fake"}}
+        return {
+            "commands": [["mkfs.fake"]],
+            "jobs": {"work": "[job]"},
+            "provisioned": {"path": "/fake"},
+            "guarantee": {"atomicity": "file", "clone": "native", "survives_origin": True},
+        }
 
 
 class FakeTarget:

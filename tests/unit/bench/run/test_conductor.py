@@ -102,6 +102,7 @@ def test_a_sample_says_what_was_done(site):
     assert sample["seconds"] == 2.0
     assert sample["commands"] == [["mkfs.fake"]]
     assert sample["jobs"] == {"work": "[job]"}
+    assert sample["guarantee"] == {"atomicity": "file", "clone": "native", "survives_origin": True}
     assert sample["spent"]["written_bytes"] == 4096
     assert sample["host"] == {"kernel": "1", "target": {"kind": "loop"}}
     assert sample["checks"] == [{"name": "it was done", "ok": True, "detail": ""}]
