@@ -108,7 +108,8 @@ def test_a_full_backup_and_its_increment_under_load_become_servers_with_exact_po
 def test_the_account_gets_its_rights_by_the_printed_statements_and_its_password_is_nowhere(server, folder):
     server.query("CREATE OR REPLACE USER poor@localhost IDENTIFIED BY %s", _EVIL)
     login = folder / "my.cnf"
-    login.write_text(f"[client]\nuser=poor\npassword={_EVIL}\n")
+    quoted = _EVIL.replace("\\", "\\\\").replace('"', '\\"')
+    login.write_text(f'[client]\nuser=poor\npassword="{quoted}"\n')
     login.chmod(0o600)
     seen: set[bytes] = set()
 
