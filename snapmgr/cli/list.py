@@ -43,9 +43,9 @@ def command(session: Session, job: str | None, *, size: bool) -> int:
     """List snapshots, oldest first.
 
     HELD is how long the database was locked or frozen. VERIFIED AT is when the snapshot was last verified, with FAILED
-    if it did not restore, and partly if not all of it could be looked at. SIZE is what deleting that snapshot
-    alone would free, or "-" where the storage cannot tell quickly. Files that cannot be read are named on stderr, and
-    the exit code is 1.
+    if it did not restore, and partly if not all of it could be looked at. SIZE is what deleting that snapshot alone
+    would free, or "-" where the storage cannot tell; this may take seconds for each snapshot. Files that cannot be read
+    are named on stderr, and the exit code is 1.
     """
     catalog = session.catalog()
     entries, damaged = catalog.entries(job)
@@ -71,9 +71,10 @@ def command(session: Session, job: str | None, *, size: bool) -> int:
 
 
 def _sizes(session: Session, entries: list[Entry]) -> dict[str, int]:
-    """Return what deleting each READY snapshot would free, for those whose storage can tell cheaply, by id.
+    """Return what deleting each READY snapshot would free, for those whose storage can tell, by id.
 
-    Warn about a pool that does not answer, and ask it only once.
+    Where it cannot tell cheaply it may look at every extent or file: seconds for each snapshot. Warn about a pool that
+    does not answer, and ask it only once.
     """
     ctx = session.context()
     unread: set[PoolKey] = set()
@@ -81,7 +82,9 @@ def _sizes(session: Session, entries: list[Entry]) -> dict[str, int]:
     def size_of(ref: SnapshotRef) -> int | None:
         if ref.pool.key not in unread:
             try:
-                return ctx.backend(ref.backend).usage(ref).exclusive_bytes
+                backend = ctx.backend(ref.backend)
+                cheap = backend.usage(ref).exclusive_bytes
+                return cheap if cheap is not None else backend.usage(ref, exact=True).exclusive_bytes
             except NotFoundError as error:
                 session.console.warn(f"the size of {ref.snapshot_id} is unknown: {error.message}")
             except SnapmgrError as error:
@@ -90,7 +93,9 @@ def _sizes(session: Session, entries: list[Entry]) -> dict[str, int]:
         return None
 
     sizes = {}
-    for manifest in (entry.manifest for entry in entries if entry.manifest.state == "ready"):
+    ready = [entry.manifest for entry in entries if entry.manifest.state == "ready"]
+    for number, manifest in enumerate(ready):
+        ctx.progress("measuring snapshots", number, len(ready))
         parts = [size_of(member.ref) for member in manifest.members]
         known = [part for part in parts if part is not None]
         if len(known) == len(parts):

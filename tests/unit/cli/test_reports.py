@@ -46,17 +46,17 @@ def test_list_shows_each_snapshot_on_a_line(run):
 
 
 class _Sized:
-    """Storage that can tell the size of one snapshot cheaply, has lost one, and does not answer for a pool."""
+    """Storage that can tell one size cheaply and one at length, has lost a snapshot, and does not answer for a pool."""
 
     asked: ClassVar[list[str]] = []
 
-    def usage(self, ref):
-        self.asked.append(ref.native_id)
+    def usage(self, ref, *, exact=False):
+        self.asked.append(f"{ref.native_id}{' exactly' if exact else ''}")
         if ref.pool.id == "/away":
             raise StorageError("the pool is not mounted")
         if ref.native_id == "n1":
             raise NotFoundError("n1 is gone")
-        return Usage(exclusive_bytes=3 << 20 if ref.native_id in ("n0", "log") else None)
+        return Usage(exclusive_bytes=3 << 20 if ref.native_id == "n0" or (exact and ref.native_id == "log") else None)
 
 
 def test_list_shows_sizes_if_asked(run, catalog, monkeypatch):
@@ -77,7 +77,7 @@ def test_list_shows_sizes_if_asked(run, catalog, monkeypatch):
     at = head.index("SIZE")
     assert [line[at:].split("  ")[0] for line in lines] == ["3.0 MiB", "-", "-", "-", "-", "6.0 MiB", "-", "-"]
     assert head.split()[-2:] == ["SIZE", "NOTES"]
-    assert _Sized.asked == ["n0", "n1", "n2", "a0", "n0", "log", "n0", "n2"]
+    assert _Sized.asked == ["n0", "n1", "n2", "n2 exactly", "a0", "n0", "log", "log exactly", "n0", "n2", "n2 exactly"]
     assert (code, err.count("the pool is not mounted"), err.count("n1 is gone")) == (0, 1, 1)
     document = json.loads(run("list", "--size", "--json")[1])
     conforms(document)
