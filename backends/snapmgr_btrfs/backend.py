@@ -132,7 +132,8 @@ class BtrfsBackend:
             with self._top(pool, write=False) as top:
                 ours = filesystem.mounts_of(top.mounts, top.uuid)
                 where = ours[0].point if ours else top.device
-                found += space.gauges(_spaces(top), kernel.devices(top.fd), where, pool)
+                devices = kernel.devices(top.fd)
+                found += space.gauges(space.read_spaces(filesystem.SYSFS / top.uuid, devices), devices, where, pool)
         return tuple(found)
 
     def arm(self, volumes: tuple[Volume, ...], snapshot_id: str) -> Armed:
@@ -163,7 +164,7 @@ class BtrfsBackend:
 
     def _prepare_pool(self, stack: ExitStack, pool: Pool) -> tuple[TopLevel, int]:
         top = stack.enter_context(self._top(pool, write=True))
-        space.check_room(_spaces(top), top.device)
+        space.check_room(space.read_spaces(filesystem.SYSFS / top.uuid, kernel.devices(top.fd)), top.device)
         try:
             folder_fd = top.open_folder(create=True)
         except OSError as error:
@@ -311,10 +312,6 @@ def _make(maker: StorageMaker) -> Provisioned:
 
 def _attachment(top: TopLevel, entry: Entry, *options: str) -> Attachment:
     return Attachment(device=top.device, fs_type="btrfs", options=(f"subvolid={entry.info.id}", *options))
-
-
-def _spaces(top: TopLevel) -> tuple[space.Space, ...]:
-    return space.read_spaces(filesystem.SYSFS / top.uuid, kernel.devices(top.fd))
 
 
 def _require_free(folder_fd: int, name: str) -> None:
