@@ -106,6 +106,11 @@ def test_at_a_folder_of_ones_choice(scene):
 
 
 def _caught_preparing(scene):
+    """Start a prepare whose server waits before it recovers, and return it when that server was started."""
+    waiting = scene.folder / "waiting"
+    waiting.write_text('#!/bin/sh\ncase "$*" in *--datadir*) exec sleep 60;; esac\nexec /usr/sbin/mariadbd "$@"\n')
+    waiting.chmod(0o755)
+    scene.configure(f'[job.demo.verify]\nserver = "{waiting}"')
     process = scene.start("prepare", "latest")
     deadline = time.monotonic() + 60
     while not list(scene.scratch.glob("v*/server.log")):
