@@ -53,6 +53,8 @@ _RENAME_NOREPLACE = 1
 _LONG_BYTES = 8
 _WHOLE_FILE = 2**64 - 1
 
+_NO_FLAGS_YET = b"\0" * 8
+
 # The file system has no such flags, or cannot tell them.
 _NO_FLAGS = frozenset({errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL})
 # The file system cannot share blocks between these two files; anything else is a failure.
@@ -207,7 +209,7 @@ def flags_of(fd: int) -> int:
     """Return an inode's flags (FS_*_FL of linux/fs.h); 0 where the file system has none. Raises OSError."""
     try:
         # The number says long, the kernel moves an int (ioctl_iflags(2)).
-        return int(struct.unpack("=i", fcntl.ioctl(fd, _GETFLAGS, b"\0" * 8)[:4])[0])
+        return int.from_bytes(fcntl.ioctl(fd, _GETFLAGS, _NO_FLAGS_YET)[:4], sys.byteorder)
     except OSError as error:
         if error.errno in _NO_FLAGS:
             return 0
