@@ -14,7 +14,7 @@ import pytest
 
 from snapmgr.contract.errors import BusyError, NotFoundError, StorageError
 from snapmgr.contract.records import AttachRecord, Pool
-from snapmgr.copystore import copyfolder, store
+from snapmgr.copystore import copyfolder, removal, store
 from snapmgr.copystore.backend import CopyStoreBackend
 from snapmgr.copystore.cloning import clone_beside
 from snapmgr.copystore.copyfolder import CopyFolder, Mark, Store
@@ -169,6 +169,19 @@ def test_deleting_opens_no_other_snapshot(opened: Store, monkeypatch: pytest.Mon
     Path(opened.path, "three").rename(Path(opened.path, "renamed"))
     backend.delete(refs[2])
     assert not Path(opened.path, "renamed").exists()
+
+
+def test_what_became_another_kind_since_it_was_listed_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "a/folder/deeper").mkdir(parents=True)
+    (tmp_path / "a/file").touch()
+    fd = os.open(tmp_path / "a", os.O_RDONLY)
+    try:
+        removal.remove_entry(fd, "folder", "a/folder", is_folder=False)
+        removal.remove_entry(fd, "file", "a/file", is_folder=True)
+        removal.remove_entry(fd, "gone", "a/gone", is_folder=False)
+    finally:
+        os.close(fd)
+    assert os.listdir(tmp_path / "a") == []
 
 
 def test_a_file_of_another_name_stays_in_the_way(opened: Store) -> None:
