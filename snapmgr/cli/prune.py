@@ -51,9 +51,9 @@ def command(session: Session, jobs: tuple[str, ...], *, dry_run: bool) -> int:
 
 def _name_orphans(session: Session, ctx: Context) -> None:
     orphans: dict[str, int] = {}
-    for entry in ctx.catalog.entries()[0]:
-        if entry.manifest.job not in ctx.config.jobs:
-            orphans[entry.manifest.job] = orphans.get(entry.manifest.job, 0) + 1
+    for job in ctx.catalog.jobs():
+        if job not in ctx.config.jobs:
+            orphans[job] = orphans.get(job, 0) + 1
     for job, count in orphans.items():
         session.console.warn(f"job {job} is no longer configured: its snapshots ({count}) are not changed")
 
