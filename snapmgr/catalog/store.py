@@ -24,7 +24,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,11 +41,11 @@ from snapmgr.contract.errors import (
     NotFoundError,
     SnapmgrError,
 )
-from snapmgr.system.files import drop_file, is_abandoned, read_file, space_hint, sync_folder, write_file
+from snapmgr.system.files import drop_file, is_abandoned, read_file, space_hint, sync_folder, write_file, write_files
 from snapmgr.system.probe import require_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from datetime import datetime
 
 __all__ = ["Catalog", "Entry", "attached_error"]
@@ -193,21 +193,29 @@ class Catalog:
         write_file(folder / "manifest.json", data)
         sync_folder(self._snapshots)
 
+    def write_many(self, manifests: Iterable[Manifest]) -> dict[str, CatalogError]:
+        """Store manifests that have been stored before, durably; return the error of each that could not be, by id."""
+        paths = {self._snapshots / one.id / "manifest.json": one for one in manifests}
+        errors = write_files({path: encode(one) for path, one in paths.items()})
+        return {paths[path].id: error for path, error in errors.items()}
+
     def write_verification(self, snapshot_id: str, verification: Verification) -> None:
         """Store the result of a verification durably."""
         write_file(self._snapshots / snapshot_id / "verified.json", encode(verification))
 
-    def forget(self, snapshot_id: str) -> None:
-        """Remove a manifest, after its storage is gone; idempotent. Files of others beside it stay."""
-        folder = self._snapshots / snapshot_id
-        with suppress(FileNotFoundError):
-            begun = [name for name in os.listdir(folder) if _BEGUN.fullmatch(name)]
-            # The manifest last, so that the snapshot is known until then.
-            for name in (*begun, "tool.log", "verified.json", "manifest.json"):
-                (folder / name).unlink(missing_ok=True)
-            with suppress(OSError):
-                folder.rmdir()
-        sync_folder(self._snapshots)
+    def forget(self, *snapshot_ids: str) -> None:
+        """Remove manifests, after their storage is gone; idempotent. Files of others beside them stay."""
+        for snapshot_id in snapshot_ids:
+            folder = self._snapshots / snapshot_id
+            with suppress(FileNotFoundError):
+                begun = [name for name in os.listdir(folder) if _BEGUN.fullmatch(name)]
+                # The manifest last, so that the snapshot is known until then.
+                for name in (*begun, "tool.log", "verified.json", "manifest.json"):
+                    (folder / name).unlink(missing_ok=True)
+                with suppress(OSError):
+                    folder.rmdir()
+        if snapshot_ids:
+            sync_folder(self._snapshots)
 
     def tool_log(self, job: str) -> Path:
         """Return the path for the tool's output in a job's active run."""
@@ -272,11 +280,30 @@ class Catalog:
     @contextmanager
     def deleting(self, snapshot_id: str) -> Iterator[None]:
         """Lock a snapshot exclusively. Raises InUseError if it is being read or has a lease."""
-        with self._flock(snapshot_id, fcntl.LOCK_EX, "is being read"):
-            for lease in self.leases()[0]:
-                if lease.snapshot_id == snapshot_id:
-                    raise attached_error(lease)
+        with self.deleting_many((snapshot_id,)) as refusals:
+            for error in refusals.values():
+                raise error
             yield
+
+    @contextmanager
+    def deleting_many(self, snapshot_ids: Iterable[str]) -> Iterator[dict[str, SnapmgrError]]:
+        """Lock snapshots as `deleting` does each; yield, by id, the errors of those that are not locked."""
+        refusals: dict[str, SnapmgrError] = {}
+        with ExitStack() as stack:
+            locks: dict[str, ExitStack] = {}
+            for snapshot_id in snapshot_ids:
+                lock = stack.enter_context(ExitStack())
+                try:
+                    lock.enter_context(self._flock(snapshot_id, fcntl.LOCK_EX, "is being read"))
+                    locks[snapshot_id] = lock
+                except SnapmgrError as error:
+                    refusals[snapshot_id] = error
+            # Who adds a lease needs a lock that we hold by now.
+            for lease in self.leases()[0]:
+                if lease.snapshot_id in locks:
+                    locks.pop(lease.snapshot_id).close()
+                    refusals[lease.snapshot_id] = attached_error(lease)
+            yield refusals
 
     @contextmanager
     def _flock(self, snapshot_id: str, how: int, why: str) -> Iterator[None]:
