@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.api import Mount, Mounter, Pool, Runner, StorageError
 from snapmgr_btrfs import kernel, users
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 _FOLDER_MODE = 0o700
 
 
-@dataclass(frozen=True, kw_only=True)
-class TopLevel:
+class TopLevel(Struct, frozen=True, kw_only=True):
     """The top level of a file system (subvolid=5), mounted privately."""
 
     fd: int
