@@ -149,10 +149,13 @@ def subvolumes(lib: Library, folder: int) -> Iterator[Entry]:
     yield from _among(lib, folder, names)
 
 
-def clones_of(lib: Library, folder: int, native_id: str) -> list[str]:
-    """Return the names of the writable clones of a snapshot; entries with other names are not opened."""
-    names = [name for name in sorted(os.listdir(folder)) if record_id_of(name) is not None]
-    return [entry.name for entry in _among(lib, folder, names) if entry.parent_uuid == native_id]
+def clones(lib: Library, folder: int) -> dict[str | None, list[str]]:
+    """Return the names of the writable clones, by their snapshots' UUIDs; entries with other names are not opened."""
+    names = [name for name in os.listdir(folder) if record_id_of(name) is not None]
+    found: dict[str | None, list[str]] = {}
+    for entry in _among(lib, folder, sorted(names)):
+        found.setdefault(entry.parent_uuid, []).append(entry.name)
+    return found
 
 
 def _among(lib: Library, folder: int, names: list[str]) -> Iterator[Entry]:

@@ -1,10 +1,10 @@
-"""Finds the newest snapshot that can be used."""
+"""Finds the snapshot that a name means, such as the newest one that can be used."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import NotFoundError
+from snapmgr.contract.errors import ConfigError, NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,6 +14,31 @@ if TYPE_CHECKING:
 
 LATEST, LATEST_VERIFIED = "latest", "latest-verified"
 _SHOWN = 4
+
+
+def resolve(
+    text: str,
+    names_of: Callable[[], list[str]],
+    summaries_of: Callable[[str | None], tuple[list[Summary], list[Damaged]]],
+    tell: Callable[[str], None],
+) -> str:
+    """Return the id of the snapshot that `text` means; see `snapmgr.catalog.store.Catalog.resolve`."""
+    job, _, which = text.rpartition("@")
+    if which in (LATEST, LATEST_VERIFIED):
+        return newest(*summaries_of(job or None), job, which, tell).id
+    names = names_of()
+    fitting = [name for name in names if name == text] or [
+        name for name in names if text and (name.startswith(text) or name.rsplit(".", 1)[-1].startswith(text))
+    ]
+    if not fitting:
+        raise NotFoundError(f"there is no snapshot {text!r}", hint="see: snapmgr list")
+    if len(fitting) > 1:
+        raise ConfigError(
+            f"{text!r} fits {len(fitting)} snapshots: {', '.join(sorted(fitting)[:_SHOWN])}"
+            + (", …" if len(fitting) > _SHOWN else ""),
+            hint="write more of the id, or JOB@latest",
+        )
+    return fitting[0]
 
 
 def newest(

@@ -25,7 +25,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,22 +33,21 @@ import msgspec
 
 from snapmgr.catalog.entry import Entry
 from snapmgr.catalog.manifest import Lease, Manifest, RestoreRecord, Schedule, Verification, decode, encode
-from snapmgr.catalog.recordfolder import Damaged, folders_in, names_in, read_records
+from snapmgr.catalog.recordfolder import Damaged, names_in, read_records
 from snapmgr.catalog.statedir import claim, require_sound
 from snapmgr.contract.errors import (
     BusyError,
     CatalogError,
-    ConfigError,
     InUseError,
     MissingRequirementError,
     NotFoundError,
     SnapmgrError,
 )
-from snapmgr.system.files import drop_file, is_abandoned, read_file, space_hint, sync_folder, write_file
+from snapmgr.system.files import drop_file, is_abandoned, read_file, space_hint, sync_folder, write_file, write_files
 from snapmgr.system.probe import require_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from datetime import datetime
 
     from snapmgr.catalog.index import Index
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Catalog", "Entry", "attached_error"]
 
-_SHOWN = 4
 # Files whose writer was killed before the rename.
 _BEGUN = re.compile(r"\.(manifest|verified)\.json\.\d+")
 
@@ -126,9 +124,9 @@ class Catalog:
             self._index = Index(self.path / "index", self._snapshots, self._load)
         return self._index.look(job)
 
-    def jobs(self) -> list[str]:
-        """Return the job of each snapshot, by the names of their folders alone."""
-        return [name.rsplit(".", 2)[0] for name in folders_in(self._snapshots)[0]]
+    def names(self) -> list[str]:
+        """Return the names in the folder of the snapshots: quick, but not every name is a snapshot's id."""
+        return names_in(self._snapshots)
 
     def entries(self, job: str | None = None) -> tuple[list[Entry], list[Damaged]]:
         """Return all snapshots (or those of `job`), oldest first, and the files that cannot be read."""
@@ -169,6 +167,17 @@ class Catalog:
         """
         return self._load(snapshot_id)[0]
 
+    def load_many(self, snapshot_ids: Iterable[str]) -> tuple[list[Entry], list[SnapmgrError]]:
+        """Return snapshots as `load` does each, and the errors of those that cannot be read."""
+        entries: list[Entry] = []
+        errors: list[SnapmgrError] = []
+        for snapshot_id in snapshot_ids:
+            try:
+                entries.append(self.load(snapshot_id))
+            except SnapmgrError as error:
+                errors.append(error)
+        return entries, errors
+
     def _load(self, snapshot_id: str) -> tuple[Entry, str | None]:
         """Return one snapshot, and the error of its verification, if any."""
         folder = self._snapshots / snapshot_id
@@ -193,24 +202,9 @@ class Catalog:
         newer ones that cannot be used. "latest-verified" and "JOB@latest-verified" are the newest VERIFIED one. Raises
         NotFoundError, or ConfigError if several fit.
         """
-        from snapmgr.catalog.latest import LATEST, LATEST_VERIFIED, newest  # noqa: PLC0415 - a backup can do without
+        from snapmgr.catalog.latest import resolve  # noqa: PLC0415 - a backup can do without
 
-        job, _, which = text.rpartition("@")
-        if which in (LATEST, LATEST_VERIFIED):
-            return self.load(newest(*self.summaries(job or None), job, which, tell).id)
-        names = list(names_in(self._snapshots))
-        fitting = [name for name in names if name == text] or [
-            name for name in names if text and (name.startswith(text) or name.rsplit(".", 1)[-1].startswith(text))
-        ]
-        if not fitting:
-            raise NotFoundError(f"there is no snapshot {text!r}", hint="see: snapmgr list")
-        if len(fitting) > 1:
-            raise ConfigError(
-                f"{text!r} fits {len(fitting)} snapshots: {', '.join(sorted(fitting)[:_SHOWN])}"
-                + (", …" if len(fitting) > _SHOWN else ""),
-                hint="write more of the id, or JOB@latest",
-            )
-        return self.load(fitting[0])
+        return self.load(resolve(text, self.names, self.summaries, tell))
 
     def write(self, manifest: Manifest) -> None:
         """Store a manifest durably. Raises CatalogError, with the old content still in place."""
@@ -223,21 +217,29 @@ class Catalog:
         write_file(folder / "manifest.json", data)
         sync_folder(self._snapshots)
 
+    def write_many(self, manifests: Iterable[Manifest]) -> dict[str, CatalogError]:
+        """Store manifests that have been stored before, durably; return the error of each that could not be, by id."""
+        paths = {self._snapshots / one.id / "manifest.json": one for one in manifests}
+        errors = write_files({path: encode(one) for path, one in paths.items()})
+        return {paths[path].id: error for path, error in errors.items()}
+
     def write_verification(self, snapshot_id: str, verification: Verification) -> None:
         """Store the result of a verification durably."""
         write_file(self._snapshots / snapshot_id / "verified.json", encode(verification))
 
-    def forget(self, snapshot_id: str) -> None:
-        """Remove a manifest, after its storage is gone; idempotent. Files of others beside it stay."""
-        folder = self._snapshots / snapshot_id
-        with suppress(FileNotFoundError):
-            begun = [name for name in os.listdir(folder) if _BEGUN.fullmatch(name)]
-            # The manifest last, so that the snapshot is known until then.
-            for name in (*begun, "tool.log", "verified.json", "manifest.json"):
-                (folder / name).unlink(missing_ok=True)
-            with suppress(OSError):
-                folder.rmdir()
-        sync_folder(self._snapshots)
+    def forget(self, *snapshot_ids: str) -> None:
+        """Remove manifests, after their storage is gone; idempotent. Files of others beside them stay."""
+        for snapshot_id in snapshot_ids:
+            folder = self._snapshots / snapshot_id
+            with suppress(FileNotFoundError):
+                begun = [name for name in os.listdir(folder) if _BEGUN.fullmatch(name)]
+                # The manifest last, so that the snapshot is known until then.
+                for name in (*begun, "tool.log", "verified.json", "manifest.json"):
+                    (folder / name).unlink(missing_ok=True)
+                with suppress(OSError):
+                    folder.rmdir()
+        if snapshot_ids:
+            sync_folder(self._snapshots)
 
     def tool_log(self, job: str) -> Path:
         """Return the path for the tool's output in a job's active run."""
@@ -302,11 +304,30 @@ class Catalog:
     @contextmanager
     def deleting(self, snapshot_id: str) -> Iterator[None]:
         """Lock a snapshot exclusively. Raises InUseError if it is being read or has a lease."""
-        with self._flock(snapshot_id, fcntl.LOCK_EX, "is being read"):
-            for lease in self.leases()[0]:
-                if lease.snapshot_id == snapshot_id:
-                    raise attached_error(lease)
+        with self.deleting_many((snapshot_id,)) as refusals:
+            for error in refusals.values():
+                raise error
             yield
+
+    @contextmanager
+    def deleting_many(self, snapshot_ids: Iterable[str]) -> Iterator[dict[str, SnapmgrError]]:
+        """Lock snapshots as `deleting` does each; yield, by id, the errors of those that are not locked."""
+        refusals: dict[str, SnapmgrError] = {}
+        with ExitStack() as stack:
+            locks: dict[str, ExitStack] = {}
+            for snapshot_id in snapshot_ids:
+                lock = stack.enter_context(ExitStack())
+                try:
+                    lock.enter_context(self._flock(snapshot_id, fcntl.LOCK_EX, "is being read"))
+                    locks[snapshot_id] = lock
+                except SnapmgrError as error:
+                    refusals[snapshot_id] = error
+            # Who adds a lease needs a lock that we hold by now.
+            for lease in self.leases()[0]:
+                if lease.snapshot_id in locks:
+                    locks.pop(lease.snapshot_id).close()
+                    refusals[lease.snapshot_id] = attached_error(lease)
+            yield refusals
 
     @contextmanager
     def _flock(self, snapshot_id: str, how: int, why: str) -> Iterator[None]:

@@ -246,7 +246,7 @@ _OF_SNAPSHOTS: dict[str, Callable[[Context, Entry], object]] = {
     "finish-pending": lambda ctx, entry: finish_pending(
         ctx, entry.manifest, settle_timeout_s=job_settle_timeout_s(ctx, entry.manifest.job)
     ),
-    "finish-deletion": lambda ctx, entry: delete(ctx, entry.manifest.id),
+    "finish-deletion": lambda ctx, entry: delete(ctx, entry.manifest),
     "mark-broken": _mark_broken,
     "mark-lost": _mark_lost,
     "mark-ready": _mark_ready,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from snapmgr.access.deletion import await_space, delete, remove_traces
+from snapmgr.access.deletion import await_space, delete_all, remove_traces
 from snapmgr.access.storage_check import check_storage
 from snapmgr.capacity.series import was_overflowed
 from snapmgr.catalog.inplace import refuse_unfinished_inplace
@@ -155,13 +155,12 @@ def delete_snapshots(
         refusals = [_refusal_now(ctx, verdict, shown[verdict.id], force=force) for verdict in now]
         if any(refusals):
             return tuple(Deletion(verdict=one, error=why) for one, why in zip(now, refusals, strict=True))
-        done = []
-        for number, verdict in enumerate(now):
-            if len(now) > 1:
-                ctx.progress("deleting", number, len(now))
-            done.append(_delete(ctx, verdict, force=force))
+        done = _delete(ctx, now, force=force)
+    if not wait:
+        return done
     # Without the locks: it may take minutes, and others can work meanwhile.
-    return tuple(_await_space(ctx, one) for one in done) if wait else tuple(done)
+    late = await_space(ctx, [one.verdict.entry.manifest for one in done if one.deleted])
+    return tuple(replace(one, error=late.get(one.verdict.id)) if one.deleted else one for one in done)
 
 
 def _refusal_now(ctx: Context, verdict: Verdict, shown: tuple[str, ...], *, force: bool) -> SnapmgrError | None:
@@ -181,25 +180,19 @@ def _refusal_now(ctx: Context, verdict: Verdict, shown: tuple[str, ...], *, forc
     return refusal
 
 
-def _delete(ctx: Context, verdict: Verdict, *, force: bool) -> Deletion:
-    manifest = verdict.entry.manifest
-    try:
-        if manifest.state == "broken":
+def _delete(ctx: Context, verdicts: Sequence[Verdict], *, force: bool) -> tuple[Deletion, ...]:
+    errors: dict[str, SnapmgrError | None] = {}
+    others: list[Manifest] = []
+    for manifest in (verdict.entry.manifest for verdict in verdicts):
+        if manifest.state != "broken":
+            others.append(manifest)
+            continue
+        errors[manifest.id] = None
+        try:
             with ctx.catalog.deleting(manifest.id):
                 remove_traces(ctx, manifest)
                 ctx.catalog.forget(manifest.id)
-        else:
-            delete(ctx, manifest.id, pinned=force)
-    except SnapmgrError as error:
-        return Deletion(verdict=verdict, error=error)
-    return Deletion(verdict=verdict, deleted=True)
-
-
-def _await_space(ctx: Context, deletion: Deletion) -> Deletion:
-    if not deletion.deleted:
-        return deletion
-    try:
-        await_space(ctx, deletion.verdict.entry.manifest)
-    except SnapmgrError as error:
-        return replace(deletion, error=error)
-    return deletion
+        except SnapmgrError as error:
+            errors[manifest.id] = error
+    errors |= {manifest.id: error for manifest, error in delete_all(ctx, others, pinned=force)}
+    return tuple(Deletion(verdict=one, deleted=errors[one.id] is None, error=errors[one.id]) for one in verdicts)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
-from snapmgr.access.deletion import await_space, delete
+from snapmgr.access.deletion import await_space, delete_all
 from snapmgr.access.storage_check import check_storage, remaining_ids
 from snapmgr.backup.sweep import sweep
 from snapmgr.contract.abilities import AlterationCheck
@@ -91,39 +92,34 @@ def prune(ctx: Context, job: Job, *, wait: bool = False) -> Pruned:
     """
     ctx.catalog.make()
     now = datetime.now(UTC)
-    deleted: list[str] = []
-    waiting: list[Manifest] = []
+    deleted: list[Manifest] = []
     in_use: list[str] = []
     altered: list[str] = []
     with ctx.catalog.job_lock(job.name):
         failures = list(sweep(ctx, job.name))
         planned = plan_prune(ctx, job, now)
-        for number, decision in enumerate(planned.delete):
-            ctx.progress("pruning", number, len(planned.delete))
-            try:
-                manifest = ctx.catalog.load(decision.id).manifest
-                _refuse_altered(ctx, manifest)
-                delete(ctx, decision.id)
-                deleted.append(decision.id)
-                waiting.append(manifest)
-            except AlteredError as error:
-                ctx.tell(f"warning: keeping {decision.id}: {error.message}")
-                altered.append(decision.id)
-            except InUseError as error:
-                ctx.tell(f"keeping {decision.id}: {error.message}")
-                in_use.append(decision.id)
-            except SnapmgrError as error:
+        due, unread = ctx.catalog.load_many(decision.id for decision in planned.delete)
+        failures += unread
+        for manifest, error in delete_all(
+            ctx, [one.manifest for one in due], refuse=partial(_refuse_altered, ctx), doing="pruning"
+        ):
+            if error is None:
+                deleted.append(manifest)
+            elif isinstance(error, AlteredError):
+                ctx.tell(f"warning: keeping {manifest.id}: {error.message}")
+                altered.append(manifest.id)
+            elif isinstance(error, InUseError):
+                ctx.tell(f"keeping {manifest.id}: {error.message}")
+                in_use.append(manifest.id)
+            else:
                 failures.append(error)
         _forget_broken(ctx, job, now)
-    # Without the lock: it may take minutes, and others can work meanwhile.
-    for manifest in waiting if wait else ():
-        try:
-            await_space(ctx, manifest)
-        except SnapmgrError as error:
-            failures.append(error)
+    if wait:
+        # Without the lock: it may take minutes, and others can work meanwhile.
+        failures += dict.fromkeys(await_space(ctx, deleted).values())
     return Pruned(
         plan=planned,
-        deleted=tuple(deleted),
+        deleted=tuple(manifest.id for manifest in deleted),
         kept_in_use=tuple(in_use),
         kept_altered=tuple(altered),
         failures=tuple(failures),
