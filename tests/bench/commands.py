@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -157,9 +159,8 @@ def _rows() -> tuple[Row, ...]:
 Samples = dict[tuple[str, str], list[Cost]]
 
 
-def measure(rows: list[Row], repeats: int, budget_s: float) -> tuple[Samples, list[str]]:
-    """Return the samples by row and tool, and the names of the peers that are there."""
-    samples: Samples = {}
+def measure(rows: list[Row], repeats: int, budget_s: float, samples: Samples) -> None:
+    """Add to the samples by row and tool."""
     with ExitStack() as stack:
         scene = stack.enter_context(command_scene())
         others = stack.enter_context(peers()) if any(row.peer for row in rows) else {}
@@ -173,7 +174,6 @@ def measure(rows: list[Row], repeats: int, budget_s: float) -> tuple[Samples, li
                 if any(row.peer for row in here):
                     other.fill(snapshots)
             _turns(scene, here, others, samples, repeats, budget_s)
-    return samples, sorted(others)
 
 
 def _turns(
@@ -233,6 +233,8 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="compare counts and ratios with the committed ones")
     parser.add_argument("--renew", action="store_true", help="write the counts and ratios that --check compares with")
     arguments = parser.parse_args()
+    # So that file systems and loop devices go first.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sweep_dead()
     keep_mounts_private()
     if arguments.check or arguments.renew:
@@ -243,21 +245,24 @@ def main() -> None:
     if arguments.list or not rows:
         print("\n".join(row.name for row in _rows()))
         sys.exit(not arguments.list)
+    samples: Samples = {}
     try:
-        samples, others = measure(rows, arguments.repeats, arguments.budget)
+        measure(rows, arguments.repeats, arguments.budget, samples)
     except subprocess.CalledProcessError as error:
         sys.exit(f"{' '.join(error.cmd)} ended with {error.returncode}: {error.stderr}")
-    _tell("")
-    print(table(samples))
-    for tool in {"snapper", "btrbk"} - set(others) if any(row.peer for row in rows) else ():
-        print(f"{tool}: not installed")
-    if arguments.json:
-        kept = [
-            {"row": row, "tool": tool, "samples": [asdict(cost) | {"out": ""} for cost in costs]}
-            for (row, tool), costs in samples.items()
-            if costs
-        ]
-        arguments.json.write_text(json.dumps(kept, indent=1) + "\n")
+    finally:  # what was measured until then
+        _tell("")
+        print(table(samples))
+        for tool in ("snapper", "btrbk"):
+            if shutil.which(tool) is None:
+                print(f"{tool}: not installed")
+        if arguments.json:
+            kept = [
+                {"row": row, "tool": tool, "samples": [asdict(cost) | {"out": ""} for cost in costs]}
+                for (row, tool), costs in samples.items()
+                if costs
+            ]
+            arguments.json.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -78,6 +78,8 @@ class Counts:
     """System calls, by name."""
     modules: frozenset[str]
     """Files of Python modules that were opened, without suffix; what is built in or frozen needs none."""
+    out: str = ""
+    """The program's stdout."""
 
     @property
     def processes(self) -> int:
@@ -85,8 +87,11 @@ class Counts:
         return 1 + sum(self.calls.get(name, 0) for name in ("fork", "vfork", "clone"))
 
 
-def read_trace(lines: Iterable[str]) -> Counts:
-    """Given what ``strace -f -o`` wrote, return the counts; threads, unlike processes, are called "thread"."""
+def read_trace(lines: Iterable[str], out: str = "") -> Counts:
+    """Given what ``strace -f -o`` wrote, and the program's stdout, return the counts.
+
+    The start of a thread is counted as "thread", not as "clone".
+    """
     calls: Counter[str] = Counter()
     modules: set[str] = set()
     for line in lines:
@@ -101,7 +106,7 @@ def read_trace(lines: Iterable[str]) -> Counts:
             file = _PYTHON_FILE.search(rest)
             if file is not None and (file["kind"] != "so" or file[2]):
                 modules.add(file["path"].replace("/__pycache__", ""))
-    return Counts(calls=dict(calls), modules=frozenset(modules))
+    return Counts(calls=dict(calls), modules=frozenset(modules), out=out)
 
 
 def run_traced(argv: Sequence[str]) -> Counts:
@@ -109,6 +114,8 @@ def run_traced(argv: Sequence[str]) -> Counts:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "trace")
         command = ["strace", "-f", "-qq", "-s", "0", "-o", str(log), *argv]
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, env=_ENVIRONMENT)
+        done = subprocess.run(
+            command, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=_ENVIRONMENT
+        )
         with log.open(errors="replace") as lines:
-            return read_trace(lines)
+            return read_trace(lines, done.stdout)

@@ -10,6 +10,7 @@ import pytest
 from support import commandcounts
 from support.commandcounts import COMMITTED, check, compare, counted
 from support.cost import Counts, read_trace
+from support.slope import last_step, slope
 
 TRACE = """\
 101   execve("/usr/bin/python3", [...], 0x7ffd /* 9 vars */) = 0
@@ -116,3 +117,56 @@ def test_a_regression_is_told_and_renewed_away(tmp_path, monkeypatch):
     assert any("list: modules " in line and line.endswith("REGRESSION") for line in table.splitlines())
     assert check(renew=True)[1]
     assert check(renew=False)[1]
+
+
+def _slope(costs):
+    found = slope(costs)
+    assert found is not None
+    return found
+
+
+SIZES = (10, 100, 1000, 10_000)
+
+
+@pytest.mark.parametrize("power", [0.0, 0.1, 1.0, 2.0])
+def test_the_slope_is_the_power_by_which_a_cost_grows(power):
+    found = _slope({work: [3.0 * work**power] * 3 for work in SIZES})
+    assert (found.value, found.low, found.high) == pytest.approx((power, power, power), abs=1e-6)
+    assert found.verdict(power + 0.01) == "held"
+    assert found.verdict(power - 0.01) == "missed"
+
+
+def test_samples_that_scatter_widen_the_interval_until_nothing_is_shown():
+    found = _slope({work: [1.0, 2.5, 0.4] for work in SIZES[:2]})
+    assert found.low < 0.1 < found.high
+    assert found.verdict(0.1) == "not shown"
+
+
+def test_the_last_step_shows_what_a_constant_cost_hides():
+    costs = {work: [200.0 + 0.1 * work, 201.0 + 0.1 * work] for work in SIZES}
+    assert _slope(costs).value < 0.3
+    last = last_step(costs)
+    assert last is not None
+    assert last.value == pytest.approx(0.602, abs=0.01)
+
+
+def test_above_the_smallest_a_cost_that_grows_by_the_square_shows_behind_a_start_up():
+    costs = {work: [200.0 + 1e-5 * work**2, 201.0 + 1e-5 * work**2] for work in SIZES}
+    assert _slope(costs).verdict(1.05) == "held"
+    last = last_step(costs, above_smallest=True)
+    assert last is not None
+    assert last.value > 1.5
+    assert last_step({work: [200.0, 210.0] for work in SIZES}, above_smallest=True) is None
+
+
+def test_counts_are_exact():
+    last = last_step({10: [2642], 100: [3913], 1000: [16524]}, above_smallest=True, exact=True)
+    assert last is not None
+    assert str(last) == "1.00"
+    assert last.verdict(1.05) == "held"
+
+
+def test_a_slope_needs_two_amounts_and_three_costs():
+    assert slope({10: [1.0, 1.1, 1.2]}) is None
+    assert slope({10: [1.0], 100: [2.0]}) is None
+    assert slope({10: [1.0, 1.1], 100: [2.0]}) is not None
