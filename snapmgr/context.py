@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from snapmgr.catalog.store import Catalog
 from snapmgr.config.plugins import make_backend
@@ -27,8 +28,7 @@ def _ignore_progress(_what: str, _done: int, _total: int) -> None:
     pass
 
 
-@dataclass(frozen=True, kw_only=True)
-class Context:
+class Context(Struct, frozen=True, kw_only=True):
     """The environment of one process. `tell` gets a line for people; `progress` a step, the count and the total."""
 
     config: Config

@@ -6,9 +6,10 @@ import os
 import re
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
+
+from msgspec import Struct
 
 from snapmgr.api import (
     API_VERSION,
@@ -67,8 +68,7 @@ _OLDEST_KERNEL = (5, 7)  # deleting a subvolume by its id
 _ORIGIN_SHARE = 0.45
 
 
-@dataclass(frozen=True, kw_only=True)
-class BtrfsConfig:
+class BtrfsConfig(Struct, frozen=True, kw_only=True):
     """``[backend.btrfs]``."""
 
     folder: str = ".snapmgr"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.api import Mount, Mounter, Pool, Runner, StorageError
 from snapmgr.api.kernel import lies_in
@@ -20,8 +21,7 @@ SYSFS = Path("/sys/fs/btrfs")
 _FOLDER_MODE = 0o700
 
 
-@dataclass(frozen=True, kw_only=True)
-class TopLevel:
+class TopLevel(Struct, frozen=True, kw_only=True):
     """The top level of a file system (subvolid=5), mounted privately."""
 
     fd: int

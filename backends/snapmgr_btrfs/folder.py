@@ -16,8 +16,9 @@ import os
 import re
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.api import Intent, SnapshotRef, StorageError
 from snapmgr_btrfs import library
@@ -37,8 +38,7 @@ _TEMPORARY = re.compile(r"\..+\.(?P<pid>[0-9]+)\.tmp")
 _SUBVOLUME_INODE = 256  # BTRFS_FIRST_FREE_OBJECTID
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True):
     """A subvolume in the folder."""
 
     name: str

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from snapmgr.api import StorageError, kernel
 from snapmgr.api.copystore import FOLDER_FLAGS, entries, subfolder
@@ -17,8 +18,7 @@ _NAMED_AT_MOST = 8
 _DEEPEST = 400
 
 
-@dataclass(kw_only=True)
-class Survey:
+class Survey(Struct, kw_only=True):
     """The result of a walk over a tree."""
 
     files: int = 0

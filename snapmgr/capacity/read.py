@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.capacity.series import (
     PoolCapacity,
@@ -157,8 +159,7 @@ def read_headroom(ctx: Context, job: Job, volumes: Iterable[Volume], now: dateti
     return tuple(readings)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Room:
+class Room(Struct, frozen=True, kw_only=True):
     """What the pools of a job have to say before its backup."""
 
     warnings: tuple[str, ...]

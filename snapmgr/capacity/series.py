@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.catalog.manifest import SCHEMA
 from snapmgr.contract.units import format_duration, format_size, part_of
@@ -36,8 +37,7 @@ _Time = Annotated[datetime, msgspec.Meta(tz=True)]
 _Bytes = Annotated[int, msgspec.Meta(ge=0)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CapacitySample:
+class CapacitySample(Struct, frozen=True, kw_only=True):
     """How full a pool or a CoW table was at one time."""
 
     at: _Time
@@ -45,8 +45,7 @@ class CapacitySample:
     size_bytes: _Bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class CapacitySeries:
+class CapacitySeries(Struct, frozen=True, kw_only=True):
     """The samples of one thing that can run full."""
 
     name: str
@@ -85,8 +84,7 @@ class CapacitySeries:
         return min(last.used_bytes / last.size_bytes, 1.0) if last is not None and last.size_bytes else 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolCapacity:
+class PoolCapacity(Struct, frozen=True, kw_only=True):
     """Everything in one pool that can run full."""
 
     backend: str
@@ -108,8 +106,7 @@ class PoolCapacity:
         return tuple(one for one in self.series if not one.native_id)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
+class Forecast(Struct, frozen=True, kw_only=True):
     """The trend of the samples."""
 
     rate_bytes_s: float | None
@@ -258,8 +255,7 @@ WHEN_FULL = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class CapacityLimits:
+class CapacityLimits(Struct, frozen=True, kw_only=True):
     """Thresholds of the alarms."""
 
     share: float
@@ -336,8 +332,7 @@ def describe(series: CapacitySeries, expected: Forecast, now: datetime) -> str:
     return f"{series.name} {was} {series.share:.0%} full{ago} ({sizes})" + (f", {words}" if words else "")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reading:
+class Reading(Struct, frozen=True, kw_only=True):
     """One series with its forecast and its alarm."""
 
     series: CapacitySeries

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import NotFoundError
 
@@ -17,8 +18,7 @@ LATEST, LATEST_VERIFIED = "latest", "latest-verified"
 _SHOWN = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True):
     """A manifest and its last verification."""
 
     manifest: Manifest

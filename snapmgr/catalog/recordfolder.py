@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct
 
 from snapmgr.catalog.manifest import Lease, RestoreRecord, Schedule, decode
 from snapmgr.contract.errors import CatalogError, MissingRequirementError, NotFoundError
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
 _Record = TypeVar("_Record", Lease, Schedule, RestoreRecord)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Damaged:
+class Damaged(Struct, frozen=True, kw_only=True):
     """A file of the state directory that cannot be read."""
 
     path: Path

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import asdict, replace
 
 from snapmgr.cli.output import format_table, print_lines
 from snapmgr.cli.params import JobName, json_option

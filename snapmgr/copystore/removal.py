@@ -7,8 +7,9 @@ import fcntl
 import os
 import stat
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from snapmgr.contract.errors import InUseError, StorageError
 from snapmgr.copystore.copyfolder import DELETING, STATES, CopyFolder

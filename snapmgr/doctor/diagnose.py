@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.access.note import decode_note
 from snapmgr.capacity.series import was_overflowed
@@ -91,8 +93,7 @@ def _orphans(facts: Facts) -> Iterator[Finding]:
 # -------------------------------------------------------------------------------------------------------------- storage
 
 
-@dataclass(frozen=True, kw_only=True)
-class _View:
+class _View(Struct, frozen=True, kw_only=True):
     """The facts, indexed for the checks of the storage."""
 
     entries: Mapping[str, Entry]

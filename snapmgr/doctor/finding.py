@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import EXIT_OK, MissingRequirementError, SnapmgrError
 
@@ -39,8 +40,7 @@ RepairKind = Literal[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Repair:
+class Repair(Struct, frozen=True, kw_only=True):
     """A repair that `doctor --fix` makes."""
 
     kind: RepairKind
@@ -49,8 +49,7 @@ class Repair:
     about: Entry | Adoption | Lease | Found | Unfinished | Path
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     """The result of one check.
 
     "problem": something is wrong. "missing": a requirement is missing. "note": useful to know.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
+
+from msgspec import Struct
 
 from snapmgr.access.attach import release
 from snapmgr.access.deletion import delete, intended_pools, require_storage_answers
@@ -41,8 +42,7 @@ _ROUNDS = 8
 Result = Literal["would", "done", "failed", "left"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Action:
+class Action(Struct, frozen=True, kw_only=True):
     """A repair and its result."""
 
     finding: Finding
@@ -52,8 +52,7 @@ class Action:
     error: SnapmgrError | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fixed:
+class Fixed(Struct, frozen=True, kw_only=True):
     """The actions of `fix`, and the findings about the state directory and the storage afterwards."""
 
     actions: tuple[Action, ...]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from snapmgr.capacity.series import capacity_limits, readings_of, was_overflowed
 from snapmgr.catalog.inplace import MERGED
@@ -30,8 +31,7 @@ _CLOCK_SLACK = timedelta(minutes=5)
 _ACCURACY_S = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Problem:
+class Problem(Struct, frozen=True, kw_only=True):
     """A problem that the user should check."""
 
     kind: Literal[
@@ -41,8 +41,7 @@ class Problem:
     hint: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobStatus:
+class JobStatus(Struct, frozen=True, kw_only=True):
     """The status of a job. All times are UTC."""
 
     job: str

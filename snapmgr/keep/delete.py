@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.access.deletion import await_space, delete, remove_traces
 from snapmgr.access.storage_check import check_storage
@@ -29,8 +31,7 @@ _ALTERED = "somebody changed it after it was taken, so it may hold work of their
 _LEFT = "its remaining data may be the last copy"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """The protections of one snapshot against deletion."""
 
     entry: Entry
@@ -58,8 +59,7 @@ class Verdict:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Deletion:
+class Deletion(Struct, frozen=True, kw_only=True):
     """The result for one snapshot."""
 
     verdict: Verdict

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import Struct
 
 from snapmgr.access.deletion import await_space, delete
 from snapmgr.access.storage_check import check_storage, remaining_ids
@@ -27,8 +27,7 @@ ALTERED = "changed by hand after it was taken: left to you, see snapmgr doctor"
 _MISSING = "not found in its storage"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pruned:
+class Pruned(Struct, frozen=True, kw_only=True):
     """The result of a prune."""
 
     plan: PrunePlan

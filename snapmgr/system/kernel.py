@@ -13,8 +13,9 @@ import os
 import struct
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,8 +63,7 @@ _NO_CLONE = _NO_FLAGS | {errno.EXDEV, errno.ENOSYS, errno.ETXTBSY, errno.EPERM}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Extent:
+class Extent(Struct, frozen=True, kw_only=True):
     """A piece of a file that is in one piece on its device, as the file system tells it; all in bytes."""
 
     logical: int

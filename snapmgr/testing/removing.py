@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.api import InUseError, NotFoundError, SnapmgrError, StorageError
 from snapmgr.testing.lab import Contract, Lab, new_record

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from snapmgr.contract.errors import StorageError
 from snapmgr.system import kernel
@@ -24,8 +25,7 @@ _DIRTY_BYTES = 128 << 20
 _LEADS_KEPT = 10_000
 
 
-@dataclass
-class Tally:
+class Tally(Struct):
     """What was copied."""
 
     folders: int = 0

@@ -7,8 +7,9 @@ import os
 import resource
 import stat
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import StorageError
 from snapmgr.system.paths import shown
@@ -24,8 +25,7 @@ STUB_INODE = 2
 BTRFS_EMPTY_SUBVOL_DIR_OBJECTID of linux/btrfs_tree.h. It exists only in memory, so its times change."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(Struct, frozen=True, kw_only=True):
     """One step of a walk: a folder is entered, then its entries follow, then it is left."""
 
     kind: Literal["enter", "entry", "leave"]
@@ -39,8 +39,7 @@ class Step:
     info: os.stat_result
 
 
-@dataclass
-class _Level:
+class _Level(Struct):
     step: Step
     names: list[str]
 
@@ -179,8 +178,7 @@ def deep_trees() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Survey:
+class Survey(Struct, frozen=True, kw_only=True):
     """The size of a tree."""
 
     entries: int

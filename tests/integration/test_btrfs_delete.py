@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import threading
 import time
 
 import pytest
+from msgspec import structs
 
 from snapmgr.api import InUseError, StorageError
 from snapmgr.system.mount import bind, unmount
@@ -74,10 +74,10 @@ def test_something_else_under_the_name_survives(disk, ref):
 
 
 def test_another_native_id_deletes_nothing(disk, ref):
-    wrong = dataclasses.replace(ref, native_id="01234567-89ab-cdef-0123-456789abcdef")
+    wrong = structs.replace(ref, native_id="01234567-89ab-cdef-0123-456789abcdef")
     with pytest.raises(StorageError, match="is not the snapshot"):
         BACKEND.delete(wrong)
-    BACKEND.delete(dataclasses.replace(wrong, name="no-such-name"))
+    BACKEND.delete(structs.replace(wrong, name="no-such-name"))
     assert _names(disk) == {"s1"}
 
 

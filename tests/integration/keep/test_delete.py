@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.access.attach import attach, release
 from snapmgr.backup.run import backup

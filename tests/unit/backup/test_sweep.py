@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from snapmgr.backup import sweep as room
 from snapmgr.catalog.store import Catalog

@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.access import autoextend as relief
 from snapmgr.access.attach import attach
