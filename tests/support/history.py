@@ -7,12 +7,12 @@ import secrets
 import subprocess
 import uuid
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import btrfsutil
+from msgspec.structs import replace
 
 from snapmgr.catalog.manifest import encode
 from snapmgr.system.kernel import sync_file_system
