@@ -71,18 +71,22 @@ def bare_snapshot(scene: CommandScene) -> Cost:
     return cost
 
 
-def bare_deletion(scene: CommandScene) -> Cost:
-    """Ten calls and one commit."""
-    targets = [scene.top / f"bare{number}" for number in range(10)]
-    for target in targets:
-        btrfsutil.create_snapshot(str(scene.origin), str(target), read_only=True)
+def bare_deletion(count: int) -> Callable[[CommandScene], Cost]:
+    """Return what makes as many calls, and one commit."""
 
-    def delete() -> None:
+    def measure(scene: CommandScene) -> Cost:
+        targets = [scene.top / f"bare{number}" for number in range(count)]
         for target in targets:
-            btrfsutil.delete_subvolume(str(target))
-        btrfsutil.sync(str(scene.top))
+            btrfsutil.create_snapshot(str(scene.origin), str(target), read_only=True)
 
-    return _in_process(delete)
+        def delete_all() -> None:
+            for target in targets:
+                btrfsutil.delete_subvolume(str(target))
+            btrfsutil.sync(str(scene.top))
+
+        return _in_process(delete_all)
+
+    return measure
 
 
 def import_click(_scene: CommandScene) -> Cost:
@@ -118,11 +122,14 @@ def _dry_run(scene: CommandScene) -> Cost:
     return scene.measure("prune", "--dry-run")
 
 
-def _prune_ten(scene: CommandScene) -> Cost:
-    scene.configure("retention.keep-last = 990")
-    cost = scene.measure("prune")
-    scene.fill(1000)
-    return cost
+def _prune(count: int, of: int) -> Callable[[CommandScene], Cost]:
+    def measure(scene: CommandScene) -> Cost:
+        scene.configure(f"retention.keep-last = {of - count}")
+        cost = scene.measure("prune")
+        scene.fill(of)
+        return cost
+
+    return measure
 
 
 def _many_jobs(scene: CommandScene) -> Cost:
@@ -167,7 +174,13 @@ def _rows(stack: ExitStack) -> tuple[Row, ...]:
         Row(name="backup-mariadb", snapshots=10, ours=_loaded_server(stack)),
         backup(1000),
         Row(name="list-1000", snapshots=1000, ours=plain("list"), peer="list"),
-        Row(name="prune-10-of-1000", snapshots=1000, ours=_prune_ten, peer="delete 10", bare=bare_deletion),
+        Row(
+            name="prune-10-of-1000",
+            snapshots=1000,
+            ours=_prune(10, 1000),
+            peer="delete 10",
+            bare=bare_deletion(10),
+        ),
         backup(10_000),
         Row(name="list-10000", snapshots=10_000, ours=plain("list"), peer="list"),
         Row(name="status-10000", snapshots=10_000, ours=plain("status")),
@@ -176,6 +189,7 @@ def _rows(stack: ExitStack) -> tuple[Row, ...]:
         Row(name="umount-10000", snapshots=10_000, ours=_umount),
         Row(name="pin-10000", snapshots=10_000, ours=_pin),
         Row(name="prune-dry-run-10000", snapshots=10_000, ours=_dry_run, peer="prune --dry-run"),
+        Row(name="prune-100-of-10000", snapshots=10_000, ours=_prune(100, 10_000), bare=bare_deletion(100)),
         Row(name="doctor-10000", snapshots=10_000, ours=plain("doctor")),
     )
 

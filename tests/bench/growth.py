@@ -107,7 +107,7 @@ class Growth:
             goal, verdict = "-", ""
             if series.goal is not None:
                 goal = f"≤ {series.goal:g}"
-                verdicts = [one.verdict(series.goal) for one in (cpu, last, calls) if one]
+                verdicts = [one.verdict(series.goal) for one in (cpu, peak, last, calls) if one]
                 verdict = next((word for word in ("missed", "not shown", "held") if word in verdicts), "")
             cells = " | ".join(str(one or "-") for one in (wall, cpu, peak, last, calls))
             lines.append(f"| {part} | {command} | {cells} | {goal} | {verdict} |")

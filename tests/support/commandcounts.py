@@ -104,7 +104,8 @@ def measure() -> Measured:
     """Return the numbers of this checkout on this machine."""
     with command_scene(size_bytes=1 << 30) as scene:
         scene.fill(_SNAPSHOTS)
-        scene.configure("retention.keep-last = 5")
+        # Else a slow flush is followed by another one.
+        scene.configure("retention.keep-last = 5", 'sync_target = "1h"')
         commands = {}
         for name, arguments in _COMMANDS.items():
             # So that no module is compiled while it is counted.
