@@ -126,7 +126,7 @@ def measure() -> Measured:
 def _drop_new(scene: CommandScene) -> None:
     context = scene.scene.context()
     for entry in context.catalog.entries(JOB)[0][_SNAPSHOTS:]:
-        delete(context, entry.manifest.id)
+        delete(context, entry.manifest)
 
 
 def _least_cpu_s(scene: CommandScene, *arguments: str) -> float:
