@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from snapmgr.catalog.store import Catalog
 from snapmgr.config.plugins import make_backend
@@ -27,8 +28,7 @@ def _ignore_progress(_what: str, _done: int, _total: int) -> None:
     pass
 
 
-@dataclass(frozen=True, kw_only=True)
-class Context:
+class Context(Struct, frozen=True, kw_only=True):
     """The environment of one process. `tell` gets a line for people; `progress` a step, the count and the total."""
 
     config: Config
@@ -38,6 +38,7 @@ class Context:
     tell: Callable[[str], None] = _ignore_line
     progress: Callable[[str, int, int], None] = _ignore_progress
     _backends: dict[str, Backend] = field(default_factory=dict)
+    _usable: set[str] = field(default_factory=set)
 
     def resolve(self, name: str) -> Entry:
         """Return the snapshot that `name` means, as `Catalog.resolve` does; tell what "latest" passes over."""
@@ -49,12 +50,14 @@ class Context:
         Raises MissingRequirementError if a requirement is missing on this machine.
         """
         backend = self.unchecked_backend(name)
-        missing = backend.missing()
-        if missing:
-            raise MissingRequirementError(
-                f"the {name} backend cannot work here: {'; '.join(reason.what for reason in missing)}",
-                hint="; ".join(reason.hint for reason in missing),
-            )
+        if name not in self._usable:
+            missing = backend.missing()
+            if missing:
+                raise MissingRequirementError(
+                    f"the {name} backend cannot work here: {'; '.join(reason.what for reason in missing)}",
+                    hint="; ".join(reason.hint for reason in missing),
+                )
+            self._usable.add(name)
         return backend
 
     def unchecked_backend(self, name: str) -> Backend:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.backup.run import backup
 from snapmgr.contract.errors import LaterStepError, ShortOfSpaceError, SnapmgrError, VerificationError
@@ -16,8 +18,7 @@ if TYPE_CHECKING:
     from snapmgr.context import Context
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(Struct, frozen=True, kw_only=True):
     """The result of one run of a job."""
 
     job: str

@@ -6,8 +6,9 @@ import errno
 import os
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
+
+from msgspec import Struct
 
 from snapmgr.api import FireError, Intent, Shot, SnapshotRef, StorageError
 from snapmgr.api.kernel import sync_file_system
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 _STALL_S = 0.02
 
 
-@dataclass(frozen=True, kw_only=True)
-class Member:
+class Member(Struct, frozen=True, kw_only=True):
     """One volume of the snapshot, with the descriptors that firing needs."""
 
     intent: Intent

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.api import Gauge, StorageError, format_size
 from snapmgr_btrfs import kernel
@@ -26,8 +27,7 @@ _MIRRORS = {"raid1": 2, "raid10": 2, "raid1c3": 3, "raid1c4": 4}
 _RESERVED_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Space:
+class Space(Struct, frozen=True, kw_only=True):
     """One kind of block groups; sizes are what fits in, before duplication by the profile."""
 
     name: str

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from snapmgr.api import Mount, StorageError, format_size
 from snapmgr.api.kernel import holder, lies_in, shown
@@ -27,8 +28,7 @@ _NO_PROGRESS_S = 180.0
 _POLL_S = 0.05
 
 
-@dataclass(frozen=True, kw_only=True)
-class Client:
+class Client(Struct, frozen=True, kw_only=True):
     """A mount of a volume. Keys and passwords in its configuration are never kept."""
 
     mount: Mount

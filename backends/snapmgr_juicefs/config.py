@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 
-@dataclass(frozen=True, kw_only=True)
-class JuicefsConfig:
+class JuicefsConfig(Struct, frozen=True, kw_only=True):
     """``[backend.juicefs]``."""
 
     store: str = ".snapmgr-juicefs"

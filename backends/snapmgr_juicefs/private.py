@@ -16,9 +16,11 @@ import stat
 import tempfile
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from snapmgr.api import ClientOptions, CommandError, StorageError, format_size
 from snapmgr.api.kernel import lies_in, shown
@@ -51,8 +53,7 @@ _UPLOADS = "100"
 _MAX_UPLOADS = "--max-uploads"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(Struct, frozen=True, kw_only=True):
     """The record of a private mount, on disk before the mount is made."""
 
     id: str

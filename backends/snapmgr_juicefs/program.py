@@ -7,9 +7,10 @@ import re
 import shutil
 import stat
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.api import CommandError, MissingRequirementError, StorageError, install_command
 from snapmgr.api.kernel import shown
@@ -58,8 +59,7 @@ def complaint(text: str) -> str:
     return str(found[-1]) if found else plain.strip()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Address:
+class Address(Struct, frozen=True, kw_only=True):
     """The address of a volume's metadata; the URL, and so `repr`, does not contain the password."""
 
     url: str
@@ -157,8 +157,7 @@ def clone_arguments(source: str, target: str) -> tuple[str, ...]:
     return ("clone", "--preserve", source.rstrip("/") or "/", target.rstrip("/"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quota:
+class Quota(Struct, frozen=True, kw_only=True):
     """The limits and usage of a folder of the volume and everything below it; None: no limit."""
 
     path: str

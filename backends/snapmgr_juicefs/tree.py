@@ -7,8 +7,9 @@ import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from snapmgr.api import StorageError
 from snapmgr.api.copystore import entries, subfolder
@@ -26,8 +27,7 @@ _FLUSHERS = 16
 _DEEPEST = 400
 
 
-@dataclass(kw_only=True)
-class Flushed:
+class Flushed(Struct, kw_only=True):
     """The result of a walk that flushed."""
 
     files: int = 0

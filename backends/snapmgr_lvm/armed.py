@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
+
+from msgspec import Struct
 
 from snapmgr.api import CommandError, FireError, Intent, MissingRequirementError, Shot, StorageError
 from snapmgr.api.kernel import sync_file_system
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 _STALL_FACTOR = 2.5
 
 
-@dataclass(frozen=True, kw_only=True)
-class Member:
+class Member(Struct, frozen=True, kw_only=True):
     """One volume of the snapshot, with the command that takes it."""
 
     intent: Intent

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
+
+from msgspec import Struct
 
 from snapmgr.api import parse_duration, parse_size
 
@@ -16,8 +17,7 @@ _PERCENT = re.compile(r"(\d{1,4}(?:\.\d+)?)\s*%")
 _CHUNKS_BYTES = tuple(1 << power for power in range(12, 20))
 
 
-@dataclass(frozen=True, kw_only=True)
-class LvmConfig:
+class LvmConfig(Struct, frozen=True, kw_only=True):
     """The settings for LVM. Sizes and durations are texts, as everywhere: "20%", "10G", "24h"."""
 
     kind: Literal["auto", "classic", "thin"] = "auto"

@@ -15,9 +15,10 @@ import stat
 import struct
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.api import InUseError, MissingRequirementError, StorageError
 from snapmgr_lvm.report import hyphenate
@@ -54,8 +55,7 @@ _ROOM_BYTES = 16 << 10
 _LVM_UUID = re.compile(r"LVM-([A-Za-z0-9]{32})([A-Za-z0-9]{32})")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Device:
+class Device(Struct, frozen=True, kw_only=True):
     """A device-mapper device, also a half-made one."""
 
     kernel_name: str
@@ -72,8 +72,7 @@ class Device:
     """Kernel names of the devices directly below it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Target:
+class Target(Struct, frozen=True, kw_only=True):
     """One line of a device's table, from sector 0 on."""
 
     sectors: int
@@ -82,8 +81,7 @@ class Target:
     parameters: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class SnapshotStatus:
+class SnapshotStatus(Struct, frozen=True, kw_only=True):
     """The status line of a "snapshot" target (Documentation/admin-guide/device-mapper/snapshot.rst)."""
 
     used_bytes: int

@@ -8,8 +8,9 @@ volumes become read-only, and the pool must be repaired. A full volume group can
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from snapmgr.api import CommandError, Gauge, MissingRequirementError, NotFoundError, StorageError, Usage, format_size
 from snapmgr_lvm import marks

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from snapmgr.api import NotMine, Pool, StorageError, Volume
 from snapmgr_lvm import dm
@@ -25,8 +26,7 @@ _FILE_SYSTEMS = ("ext3", "ext4", "xfs")
 _BY_NAME = ("UUID=", "LABEL=", "/dev/disk/by-uuid/", "/dev/disk/by-label/")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(Struct, frozen=True, kw_only=True):
     """The logical volume below a file system."""
 
     group_uuid: str

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+from msgspec import Struct
 
 from snapmgr.api import CommandError, StorageError
 from snapmgr_lvm import locks
@@ -63,8 +64,7 @@ def _words(value: str) -> frozenset[str]:
     return frozenset(value.split(",")) - {""}
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogicalVolume:
+class LogicalVolume(Struct, frozen=True, kw_only=True):
     """One logical volume, hidden ones included (`Group.volumes`)."""
 
     name: Annotated[str, _Column(lambda value: value.strip("[]"), "lv_name")]
@@ -124,8 +124,7 @@ class LogicalVolume:
         return self.segtype == "thin"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
+class Group(Struct, frozen=True, kw_only=True):
     """A volume group with all its contents."""
 
     name: Annotated[str, _Column(str, "vg_name")]

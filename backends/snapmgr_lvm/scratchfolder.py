@@ -12,9 +12,11 @@ import os
 import re
 import stat
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from snapmgr.api import MissingRequirementError, StorageError, format_size
 
@@ -28,8 +30,7 @@ _NOTE_MAX_BYTES = 64 << 10
 _HINT = "set scratch_dir in [backend.lvm] to a folder of root's own"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Note:
+class Note(Struct, frozen=True, kw_only=True):
     """The note of an attachment's snapshot, on disk before anything else of the attachment."""
 
     format: int = _FORMAT

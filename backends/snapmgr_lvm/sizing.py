@@ -8,10 +8,11 @@ So a table with room for every chunk of the origin can never overflow.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.api import StorageError, format_duration, format_size, parse_duration
 from snapmgr_lvm import marks
@@ -34,8 +35,7 @@ _LEAST_AGE_S = 600.0
 _SHARE_WITHOUT_PAST = "20%"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CowPlan:
+class CowPlan(Struct, frozen=True, kw_only=True):
     """The planned CoW table of a classic snapshot."""
 
     size_bytes: int
@@ -49,8 +49,7 @@ class CowPlan:
         return f"CoW table {format_size(self.size_bytes)}, chunks of {format_size(self.chunk_bytes)}: {self.why}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Writes:
+class Writes(Struct, frozen=True, kw_only=True):
     """The bytes written to a device since its creation."""
 
     written_bytes: int

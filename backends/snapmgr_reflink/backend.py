@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.api import (
     API_VERSION,
@@ -35,8 +37,7 @@ _DEFAULT_STORE = ".snapmgr-reflink"
 _SHARE = 0.45
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReflinkConfig:
+class ReflinkConfig(Struct, frozen=True, kw_only=True):
     """``[backend.reflink]``."""
 
     store: str | None = None

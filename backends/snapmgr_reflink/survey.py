@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from snapmgr.api import StorageError, kernel
 from snapmgr.api.copystore import FOLDER_FLAGS, entries, subfolder
@@ -21,8 +22,7 @@ _NAMED_AT_MOST = 8
 _DEEPEST = 400
 
 
-@dataclass(kw_only=True)
-class Survey:
+class Survey(Struct, kw_only=True):
     """The result of a walk over a tree."""
 
     files: int = 0

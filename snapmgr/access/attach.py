@@ -7,10 +7,11 @@ import os
 import pwd
 import secrets
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from snapmgr.access.autoextend import auto_extended
 from snapmgr.capacity.lost import require_not_overflowed

@@ -6,10 +6,10 @@ that every reader of manifests can read notes.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from snapmgr.catalog.manifest import Manifest, Verification, decode, encode
 from snapmgr.system.probe import require_pools_answer

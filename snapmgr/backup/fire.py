@@ -7,9 +7,11 @@ import os
 import stat
 import time
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.backup.flush import flush_until_short
 from snapmgr.catalog.manifest import Position, QuiesceRecord, SourcePosition
@@ -43,8 +45,7 @@ _DIRECTORY_FIRE_S = 3600.0
 _TRY_S = 30.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
+class Evidence(Struct, frozen=True, kw_only=True):
     """The results of the section in which the source was held still."""
 
     shots: tuple[Shot, ...]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from snapmgr.access.attach import attached, copies, place_of
 from snapmgr.access.deletion import remove_traces, require_storage_answers

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.access.deletion import remove_traces
 from snapmgr.backup.fire import fire
@@ -37,8 +39,7 @@ _REAP_S = 5.0
 _TRIES_WITHOUT_LOCK = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackupPlan:
+class BackupPlan(Struct, frozen=True, kw_only=True):
     """The steps of a backup that --dry-run shows."""
 
     job: str

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
+from msgspec import Struct
 
 from snapmgr.catalog.manifest import SCHEMA, decode, encode
 from snapmgr.catalog.recordfolder import names_in, require_name
@@ -30,8 +30,7 @@ MERGED = "merged into its origin"
 """Beginning of the reason of a snapshot that an in-place restore consumed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MountRecord:
+class MountRecord(Struct, frozen=True, kw_only=True):
     """How a file system was mounted, to mount it again in the same way."""
 
     point: Absolute
@@ -44,8 +43,7 @@ class MountRecord:
     """Options of the file system."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OriginRecord:
+class OriginRecord(Struct, frozen=True, kw_only=True):
     """One origin of the restore."""
 
     ref: SnapshotRef
@@ -58,8 +56,7 @@ class OriginRecord:
     """In the order in which they were mounted."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class InplaceRecord:
+class InplaceRecord(Struct, frozen=True, kw_only=True):
     """A running or unfinished in-place restore."""
 
     token: Token

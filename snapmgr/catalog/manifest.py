@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Annotated, Literal, Protocol, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from snapmgr.catalog.physical import PhysicalRecord
 from snapmgr.contract.errors import CatalogError, StorageError
@@ -33,6 +34,8 @@ HIDDEN_NAME = re.compile(r"\.snapmgr-restore-(?P<token>[0-9a-f]{16})")
 """`RestoreRecord.hidden`."""
 
 State = Literal["pending", "ready", "deleting", "broken"]
+UNFINISHED: tuple[State, ...] = ("pending", "deleting")
+"""What only a run that is active or was interrupted leaves."""
 Purpose = Literal["mount", "verify", "prepare", "restore", "position", "clone"]
 Level = Literal["none", "backup-lock", "global-read-lock", "freeze-process", "stopped", "crash-consistent"]
 
@@ -40,8 +43,7 @@ GONE = "its storage is gone"
 """Beginning of the reason of a BROKEN snapshot that was READY until its storage was removed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Position:
+class Position(Struct, frozen=True, kw_only=True):
     """An exact binlog position. `gtid` is empty if the server wrote none."""
 
     file: Name
@@ -49,8 +51,7 @@ class Position:
     gtid: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourcePosition:
+class SourcePosition(Struct, frozen=True, kw_only=True):
     """The position up to which a replica had executed the events of one source: a new replica would start here.
 
     Events that were received but not executed do not count. It is exact or absent: `file` is empty and `offset` 0 if
@@ -68,8 +69,7 @@ class SourcePosition:
     """MySQL: the replica's gtid_executed; MariaDB: its gtid_slave_pos. For all channels together."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerRecord:
+class ServerRecord(Struct, frozen=True, kw_only=True):
     """The server of the data, with the settings that a server on a clone needs."""
 
     flavor: Literal["mariadb", "mysql"]
@@ -86,8 +86,7 @@ class ServerRecord:
     """MySQL: the executed GTIDs that are in none of its binary logs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuiesceRecord:
+class QuiesceRecord(Struct, frozen=True, kw_only=True):
     """How the source was quiesced, and how long it took."""
 
     level: Level
@@ -109,8 +108,7 @@ class QuiesceRecord:
     """The SELECTs that were killed for the lock: connection, account, age, first words."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Member:
+class Member(Struct, frozen=True, kw_only=True):
     """One volume's share of a snapshot."""
 
     ref: SnapshotRef
@@ -124,8 +122,7 @@ class Member:
     """Every folder of the source in this volume, with its path inside the volume; includes the source itself."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
+class Manifest(Struct, frozen=True, kw_only=True):
     """Everything known about a snapshot, except its verification."""
 
     id: Name
@@ -172,6 +169,16 @@ class Manifest:
         return self.intents[0].pool.backend if self.intents else "?"
 
     @property
+    def at(self) -> datetime:
+        """When it was taken, or when its backup began if it was not taken."""
+        return self.taken_at or self.created_at
+
+    @property
+    def refs(self) -> tuple[SnapshotRef, ...]:
+        """The snapshots of its members."""
+        return tuple(member.ref for member in self.members)
+
+    @property
     def short_id(self) -> str:
         """The random part of the id, which is enough to name it."""
         return self.id.rsplit(".", 1)[-1]
@@ -191,8 +198,7 @@ class Manifest:
         return replace(self, state=state, reason=reason)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verification:
+class Verification(Struct, frozen=True, kw_only=True):
     """The result of the last verification of a snapshot."""
 
     at: datetime
@@ -208,8 +214,7 @@ class Verification:
     schema: int = SCHEMA
 
 
-@dataclass(frozen=True, kw_only=True)
-class LeasePart:
+class LeasePart(Struct, frozen=True, kw_only=True):
     """One member's share of a lease."""
 
     record: AttachRecord
@@ -221,8 +226,7 @@ class LeasePart:
     """Device number and root folder of the mount, once it exists: another mount at the same point is not ours."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CloneServer:
+class CloneServer(Struct, frozen=True, kw_only=True):
     """The server on a clone. Each step of its start is recorded on disk before it is taken."""
 
     folder: Annotated[str, msgspec.Meta(pattern=r"\A/")]
@@ -250,8 +254,7 @@ class CloneServer:
         return os.path.join(self.folder, "server.log")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lease:
+class Lease(Struct, frozen=True, kw_only=True):
     """A use of a snapshot: who, why, until when; on disk before anything is attached."""
 
     parts: Annotated[tuple[LeasePart, ...], msgspec.Meta(min_length=1)]
@@ -297,8 +300,7 @@ class Lease:
         return self.parts[0].record.writable
 
 
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
+class Schedule(Struct, frozen=True, kw_only=True):
     """When a job has to run, as installed; `status` computes overdue runs from it."""
 
     job: Name
@@ -311,8 +313,7 @@ class Schedule:
     schema: int = SCHEMA
 
 
-@dataclass(frozen=True, kw_only=True)
-class RestoreRecord:
+class RestoreRecord(Struct, frozen=True, kw_only=True):
     """A running or unfinished restore: on disk before anything is created, with a copy in its hidden folder."""
 
     token: Token
@@ -337,17 +338,11 @@ class RestoreRecord:
         return f".snapmgr-restore-{self.token}"
 
 
-class _Record(Protocol):
-    @property
-    def schema(self) -> int: ...
-
-
-_AnyRecord = TypeVar("_AnyRecord", bound=_Record)
+_AnyRecord = TypeVar("_AnyRecord", bound=Struct)
 
 
 class _Versioned(msgspec.Struct):
     schema: int
-    number: int = 0
 
 
 def new_id(job: str, now: datetime) -> str:
@@ -355,7 +350,7 @@ def new_id(job: str, now: datetime) -> str:
     return f"{job}.{now.astimezone(UTC):%Y%m%dT%H%M%SZ}.{os.urandom(4).hex()}"
 
 
-def encode(record: _Record) -> bytes:
+def encode(record: Struct) -> bytes:
     """Return a record as indented JSON, as people read these files in emergencies.
 
     Raises CatalogError if it names something that is not UTF-8.
@@ -384,11 +379,3 @@ def decode(data: bytes, kind: type[_AnyRecord], where: str) -> _AnyRecord:
             f"{where} is damaged: {problem_of(error)}",
             hint="restore it from the copy beside the snapshot, or see: snapmgr doctor",
         ) from None
-
-
-def read_number(data: bytes) -> int:
-    """Return a manifest's number without reading the rest; 0 if it is damaged."""
-    try:
-        return msgspec.json.decode(data, type=_Versioned).number
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return 0

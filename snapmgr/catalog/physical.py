@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from snapmgr.contract.recordpath import AbsoluteOrNone, Name
 
@@ -12,8 +13,7 @@ State = Literal["raw", "redo-applied", "prepared"]
 """As the tool wrote it; redo log applied and ready for increments; ready for a server."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BinlogMark:
+class BinlogMark(Struct, frozen=True, kw_only=True):
     """A position in a binary log, with a digest of everything before it."""
 
     file: Name
@@ -21,8 +21,7 @@ class BinlogMark:
     digest: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class PhysicalRecord:
+class PhysicalRecord(Struct, frozen=True, kw_only=True):
     """How the files were made, and the facts that the next increment needs."""
 
     tool: ToolName

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import asdict
 
 from snapmgr.cli.choice import choose
 from snapmgr.cli.output import print_lines

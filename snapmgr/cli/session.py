@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.cli.output import Console, print_document, print_lines
@@ -19,21 +18,17 @@ if TYPE_CHECKING:
     from snapmgr.contract.errors import SnapmgrError
 
 
-@dataclass(kw_only=True)
 class Session:
     """What one call of the program shares among its parts. Commands receive it through ``click.pass_obj``."""
 
-    config_path: Path | None = None
-    quiet: bool = False
-    verbose: bool = False
-    debug: bool = False
-    json: bool = False
-    dry_run: bool = False
-    command: str = ""
-    console: Console = field(default_factory=Console)
-    documented: bool = False
-    """Whether the one JSON document has been printed."""
-    _config: Config | None = None
+    def __init__(self) -> None:
+        self.config_path: Path | None = None
+        self.quiet = self.verbose = self.debug = self.json = self.dry_run = False
+        self.command = ""
+        self.console = Console()
+        self.documented = False
+        """Whether the one JSON document has been printed."""
+        self._config: Config | None = None
 
     def config(self) -> Config:
         """Return the configuration, read once. Raises ConfigError."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.cli.output import print_lines
 from snapmgr.contract.errors import EXIT_OK
@@ -26,8 +27,7 @@ STRATEGIES = ("auto", "storage", "scratch", "overlay")
 RESULTS = ("scratch", "storage")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrepareOptions:
+class PrepareOptions(Struct, frozen=True, kw_only=True):
     """The options of the command line for preparing a tool backup."""
 
     strategy: str | None

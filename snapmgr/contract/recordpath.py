@@ -7,11 +7,11 @@ what they name. So the types check it, in one place, before any command acts on 
 from __future__ import annotations
 
 import re
-from dataclasses import is_dataclass
 from datetime import datetime
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 _PART = r"(?!\.{1,2}(?:/|\Z))[^/]+"
 # Also after a colon: some pools are a UUID and a path.
@@ -44,12 +44,12 @@ def problem_of(error: Exception) -> str:
     return f"{match['place']} is not a name or path that may be there" if match else str(error)
 
 
-def require_usable(record: object, data: bytes) -> None:
+def require_usable(record: Struct, data: bytes) -> None:
     """Raise ValueError for a text or time that the type allows but system calls do not."""
     # JSON can write NUL only in this way; checking each text would take longer than reading a thousand manifests.
     if b"\\u0000" in data and _holds_nul(record):
         raise ValueError("a text in it contains a NUL character")
-    for value in vars(record).values():
+    for value in asdict(record).values():
         if isinstance(value, datetime) and (value.tzinfo is None or not _FIRST_YEAR <= value.year <= _LAST_YEAR):
             raise ValueError(f"{value.isoformat()} has no time zone, or is not between {_FIRST_YEAR} and {_LAST_YEAR}")
 
@@ -57,6 +57,6 @@ def require_usable(record: object, data: bytes) -> None:
 def _holds_nul(value: object) -> bool:
     if isinstance(value, dict):
         return any(map(_holds_nul, (*value, *value.values())))
-    if is_dataclass(value):
-        return any(map(_holds_nul, vars(value).values()))
+    if isinstance(value, Struct):
+        return any(map(_holds_nul, asdict(value).values()))
     return any(map(_holds_nul, value)) if isinstance(value, tuple) else isinstance(value, str) and "\0" in value

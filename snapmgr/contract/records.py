@@ -1,13 +1,14 @@
 """Defines the records of the backend interface; plugins import them from `snapmgr.api`.
 
-Every record is a frozen, keyword-only dataclass; units are in the names. ``*_ns`` are nanoseconds of CLOCK_MONOTONIC,
-which all processes of a machine share.
+Every record is a frozen, keyword-only `msgspec.Struct`; units are in the names. ``*_ns`` are nanoseconds of
+CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct, field
 
 from snapmgr.contract.errors import StorageError
 from snapmgr.contract.recordpath import Inner, Name, PoolId, Token
@@ -16,16 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reason:
+class Reason(Struct, frozen=True, kw_only=True):
     """A missing requirement or an obstacle, and its remedy."""
 
     what: str
     hint: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlockDevice:
+class BlockDevice(Struct, frozen=True, kw_only=True):
     """A block device and the devices below it (a partition's disk, an LV's PVs, a loop device's none)."""
 
     name: str
@@ -44,8 +43,7 @@ class BlockDevice:
     below: tuple[BlockDevice, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mount:
+class Mount(Struct, frozen=True, kw_only=True):
     """One line of /proc/self/mountinfo (proc(5)), octal escapes decoded."""
 
     id: int
@@ -61,8 +59,7 @@ class Mount:
     super_options: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Target:
+class Target(Struct, frozen=True, kw_only=True):
     """A directory to be snapshotted, resolved, with the storage below it."""
 
     path: str
@@ -79,8 +76,7 @@ PoolKey = tuple[str, str]
 """`Pool.key`: backend and id."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pool:
+class Pool(Struct, frozen=True, kw_only=True):
     """A place that holds snapshots: a btrfs file system, a volume group, a folder of copies."""
 
     backend: str
@@ -100,8 +96,7 @@ class Pool:
         return f"{self.backend} {self.hint}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Volume:
+class Volume(Struct, frozen=True, kw_only=True):
     """The unit that one snapshot covers: a subvolume, a logical volume, a directory tree."""
 
     backend: str
@@ -124,8 +119,7 @@ class Volume:
         return self.label or self.id
 
 
-@dataclass(frozen=True, kw_only=True)
-class NotMine:
+class NotMine(Struct, frozen=True, kw_only=True):
     """Why a backend cannot snapshot a target."""
 
     reason: str
@@ -134,8 +128,7 @@ class NotMine:
     """Whether the target is on another kind of storage than the backend's: users then read another backend's reason."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Capabilities:
+class Capabilities(Struct, frozen=True, kw_only=True):
     """A backend's guarantees for given volumes."""
 
     atomicity: Literal["file", "volume"]
@@ -146,8 +139,7 @@ class Capabilities:
     """Whether a snapshot stays usable after its origin was deleted."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reservoir:
+class Reservoir(Struct, frozen=True, kw_only=True):
     """A space that can fill up, and the consequence."""
 
     name: str
@@ -159,8 +151,7 @@ class Reservoir:
     """How much of it the next snapshot allocates."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SnapshotRef:
+class SnapshotRef(Struct, frozen=True, kw_only=True):
     """A snapshot: our id together with the storage's own id, which alone identifies it."""
 
     backend: str
@@ -182,8 +173,7 @@ class SnapshotRef:
         return (self.backend, self.pool.id, self.native_id)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gauge(Reservoir):
+class Gauge(Reservoir, frozen=True, kw_only=True):
     """The usage of a reservoir of a pool, as read by `CapacityReporting.gauges`."""
 
     pool: Pool
@@ -195,8 +185,7 @@ class Gauge(Reservoir):
     """False: it overflowed. `ref` is lost; without `ref`, the volumes that share it can no longer be written."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Intent:
+class Intent(Struct, frozen=True, kw_only=True):
     """A snapshot that `fire` will create; written to disk before, so that a crash leaves nothing unknown."""
 
     pool: Pool
@@ -206,8 +195,7 @@ class Intent:
     """Decisions about it and their reasons, to print: the size of its CoW table."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shot:
+class Shot(Struct, frozen=True, kw_only=True):
     """One snapshot that exists now, with the storage call's start and finish (CLOCK_MONOTONIC)."""
 
     ref: SnapshotRef
@@ -223,8 +211,7 @@ class FireError(StorageError):
         self.shots = shots
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttachRecord:
+class AttachRecord(Struct, frozen=True, kw_only=True):
     """An attachment's record; it is on disk before `attach` is called, so that `detach` works after any crash."""
 
     id: Token
@@ -235,8 +222,7 @@ class AttachRecord:
     """/proc/sys/kernel/random/boot_id at attach time: mounts and loop devices of another boot are gone."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attachment:
+class Attachment(Struct, frozen=True, kw_only=True):
     """The result of `attach`: a directory, or a device that the core mounts."""
 
     directory: str | None = None
@@ -246,8 +232,7 @@ class Attachment:
     """Mount options; the core adds nosuid, nodev, and "ro" if requested."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
+class Found(Struct, frozen=True, kw_only=True):
     """An object of ours in a pool, as `inventory` found it."""
 
     kind: Literal["snapshot", "attachment", "debris"]
@@ -267,8 +252,7 @@ class Found:
     """For debris: the action of `Backend.repair`, to print."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Usage:
+class Usage(Struct, frozen=True, kw_only=True):
     """The space that a snapshot takes."""
 
     exclusive_bytes: int | None
@@ -277,8 +261,7 @@ class Usage:
     """False: the storage lost it (an overflowed CoW table)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RevertPlan:
+class RevertPlan(Struct, frozen=True, kw_only=True):
     """The consequences of an in-place restore of one origin, as found by `Revertible.revert_plan`."""
 
     origin: str
@@ -299,8 +282,7 @@ class RevertPlan:
     """Warnings for the user before the restore."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClientOptions:
+class ClientOptions(Struct, frozen=True, kw_only=True):
     """Mount options of a storage's client program, for `Remounting.client_mount`; defaults are the client's."""
 
     writeback: bool = False
@@ -315,8 +297,7 @@ class ClientOptions:
     """Further options of the client, as its command line takes them: ("--max-uploads", "150")."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProvisionOrder:
+class ProvisionOrder(Struct, frozen=True, kw_only=True):
     """The storage that `Provisioner.provision` is to create."""
 
     id: str
@@ -331,8 +312,7 @@ class ProvisionOrder:
     """Whether to discard (TRIM) the whole device before, if it supports that."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchStorage:
+class BenchStorage(Struct, frozen=True, kw_only=True):
     """A storage that a backend contributes to the benchmark."""
 
     name: str
@@ -346,8 +326,7 @@ class BenchStorage:
     point: {"store": "{point}/copies"}."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Provisioned:
+class Provisioned(Struct, frozen=True, kw_only=True):
     """A storage that `Provisioner.provision` created."""
 
     path: str
@@ -365,8 +344,7 @@ class Provisioned:
     """Folders of the client's read cache. Files there may be removed at any time, to make the next read uncached."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Completed:
+class Completed(Struct, frozen=True, kw_only=True):
     """The output and exit code of a program."""
 
     argv: tuple[str, ...]

@@ -8,8 +8,10 @@ import re
 import time
 from abc import ABC, abstractmethod
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.contract.errors import InUseError, MissingRequirementError, NotFoundError, SnapmgrError, StorageError
 from snapmgr.contract.records import (
@@ -50,8 +52,7 @@ _RECORD_ID = re.compile(r"[0-9a-f]{16}")
 _NOTE_BYTES_AT_MOST = 64 << 10
 
 
-@dataclass(frozen=True, kw_only=True)
-class Origin:
+class Origin(Struct, frozen=True, kw_only=True):
     """The present source and store of a volume's copy."""
 
     path: str

@@ -18,8 +18,9 @@ import fcntl
 import os
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import BusyError, StorageError
 from snapmgr.system.paths import shown
@@ -46,8 +47,7 @@ class Folder(Protocol):
         """Its descriptor."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Store:
+class Store(Struct, frozen=True, kw_only=True):
     """An open store: a folder of ours that others cannot access and that holds copy folders."""
 
     backend: str
@@ -58,8 +58,7 @@ class Store:
     """If several machines may mount the store: eight hex digits that identify this machine; otherwise ""."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mark:
+class Mark(Struct, frozen=True, kw_only=True):
     """The proof in a copy folder, written when it is begun; it never changes."""
 
     kind: Literal["snapshot", "attachment"]
@@ -87,8 +86,7 @@ class Mark:
         return f"{self.inode}.{self.nonce}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CopyFolder:
+class CopyFolder(Struct, frozen=True, kw_only=True):
     """An open copy folder that is provably ours; `mark` is None while the folder is still (or again) empty."""
 
     store: Store

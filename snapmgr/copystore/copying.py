@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import SnapmgrError
 from snapmgr.copystore.copyfolder import DATA
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from snapmgr.copystore.copyfolder import Folder
 
 
-@dataclass(frozen=True, kw_only=True)
-class OpenFolder:
+class OpenFolder(Struct, frozen=True, kw_only=True):
     """An open folder."""
 
     path: str

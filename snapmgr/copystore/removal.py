@@ -7,8 +7,9 @@ import fcntl
 import os
 import stat
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from snapmgr.contract.errors import InUseError, StorageError
 from snapmgr.copystore.copyfolder import DELETING, STATES, CopyFolder
@@ -44,8 +45,8 @@ def remove_contents(fd: int, path: str) -> None:
 def remove_entry(dir_fd: int, name: str, path: str, *, is_folder: bool = True) -> None:
     """Remove an entry of the folder `dir_fd` with all its contents; ignore an entry that is already gone.
 
-    `path` is for messages. `is_folder` may be wrong: without it an entry is unlinked without looking at it. Raises InUseError if something is mounted there, StorageError for a nested subvolume or
-    anything that cannot be removed.
+    `path` is for messages. `is_folder` may be wrong: without it an entry is unlinked without looking at it. Raises
+    InUseError if something is mounted there, StorageError for a nested subvolume or anything that cannot be removed.
     """
     try:
         if not is_folder:

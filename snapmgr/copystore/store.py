@@ -11,8 +11,9 @@ import re
 import secrets
 import stat
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict, replace
 
 from snapmgr.contract.errors import NotFoundError, StorageError
 from snapmgr.contract.records import Found, Pool, SnapshotRef

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from snapmgr.mysql.connect.client import MysqlError, quote
 from snapmgr.mysql.lock.replication import parse_channels
@@ -23,8 +24,7 @@ Replicates = Literal["", "by GTID", "by file", "somehow"]
 _PERFORMANCE_SCHEMA = "performance_schema.*"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Privilege:
+class Privilege(Struct, frozen=True, kw_only=True):
     """A privilege that a job needs."""
 
     name: str

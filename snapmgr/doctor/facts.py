@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -12,14 +13,13 @@ if TYPE_CHECKING:
 
     from snapmgr.capacity.series import CapacityLimits, PoolCapacity
     from snapmgr.catalog.manifest import Lease
-    from snapmgr.catalog.store import Entry
+    from snapmgr.catalog.summary import Summary
     from snapmgr.contract.errors import SnapmgrError
     from snapmgr.contract.records import Found, Pool, Reason
     from snapmgr.restore.unfinished import Unfinished
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolFacts:
+class PoolFacts(Struct, frozen=True, kw_only=True):
     """A pool, and its contents or the reason why it did not answer."""
 
     pool: Pool
@@ -31,8 +31,7 @@ class PoolFacts:
     """Whether a manifest or the user names it; otherwise the first backup creates it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileFacts:
+class FileFacts(Struct, frozen=True, kw_only=True):
     """A damaged or leftover file of ours in the state directory or the scratch directory."""
 
     path: Path
@@ -42,8 +41,7 @@ class FileFacts:
     """For manifests and verifications."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LeaseFacts:
+class LeaseFacts(Struct, frozen=True, kw_only=True):
     """A lease, and the state of its holder and its mounts."""
 
     lease: Lease
@@ -57,8 +55,7 @@ class LeaseFacts:
     """Why its data cannot be trusted."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
+class Facts(Struct, frozen=True, kw_only=True):
     """All facts of one examination. The storage is read before the catalog, which then knows all that it holds."""
 
     state_dir: str
@@ -70,12 +67,14 @@ class Facts:
     """The configured jobs."""
     limits: Mapping[str, CapacityLimits] = field(default_factory=dict)
     """The limits for the capacity of storage, by job."""
-    entries: tuple[Entry, ...] = ()
+    snapshots: tuple[Summary, ...] = ()
     leases: tuple[LeaseFacts, ...] = ()
     files: tuple[FileFacts, ...] = ()
     pools: tuple[PoolFacts, ...] = ()
-    hanging: frozenset[str] = frozenset()
-    """Snapshots whose helper process is still running."""
+    hanging: Mapping[str, int] = field(default_factory=dict)
+    """The unfinished snapshots whose helper process is still running, and its pid."""
+    made_here: frozenset[str] = frozenset()
+    """The snapshots with clones in the storage that were made with this state directory on this machine."""
     active: Mapping[str, int] = field(default_factory=dict)
     """The pid of the active run, by job; this process is not counted."""
     mounted: frozenset[str] = frozenset()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import EXIT_OK, MissingRequirementError, SnapmgrError
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from snapmgr.catalog.manifest import Lease
-    from snapmgr.catalog.store import Entry
+    from snapmgr.catalog.summary import Summary
     from snapmgr.contract.records import Found
     from snapmgr.doctor.rebuild import Adoption
     from snapmgr.restore.unfinished import Unfinished
@@ -39,18 +40,16 @@ RepairKind = Literal[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Repair:
+class Repair(Struct, frozen=True, kw_only=True):
     """A repair that `doctor --fix` makes."""
 
     kind: RepairKind
     text: str
     """Its description: "finishes its deletion"."""
-    about: Entry | Adoption | Lease | Found | Unfinished | Path
+    about: Summary | Adoption | Lease | Found | Unfinished | Path
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     """The result of one check.
 
     "problem": something is wrong. "missing": a requirement is missing. "note": useful to know.

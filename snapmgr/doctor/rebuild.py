@@ -7,11 +7,12 @@ paths must not lead outside, and its contents are checked before they become fil
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.access.note import decode_note
 from snapmgr.catalog.manifest import Manifest, ServerRecord, Verification, decode, encode
@@ -30,8 +31,7 @@ _YEARS = range(2000, 2200)
 _MISSING_HINT = "attach its disk, or name its storage: snapmgr doctor --fix --pool PATH"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Adoption:
+class Adoption(Struct, frozen=True, kw_only=True):
     """A snapshot that can be adopted, as its notes describe it."""
 
     entry: Entry
@@ -41,8 +41,7 @@ class Adoption:
     """Differences from the time when it was taken: another machine, state directory or storage path."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
+class Refusal(Struct, frozen=True, kw_only=True):
     """The reason why a snapshot cannot be adopted."""
 
     why: str

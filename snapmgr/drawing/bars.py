@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.contract.units import format_quantity
 from snapmgr.drawing.svg import WIDE, Scale, box, cut, dots, line, picture, text
@@ -17,8 +18,7 @@ _LABELS, _VALUES = 178, 176
 _BAR, _STEP, _PAD, _HEAD, _FOOT = 15, 18, 20, 16, 28
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bar:
+class Bar(Struct, frozen=True, kw_only=True):
     """The median of a figure at one moment, and the single samples."""
 
     value: float
@@ -28,8 +28,7 @@ class Bar:
     kind: Kind = "same"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bars:
+class Bars(Struct, frozen=True, kw_only=True):
     """One stack."""
 
     label: str

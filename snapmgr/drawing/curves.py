@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.contract.units import format_quantity
 from snapmgr.drawing.svg import COLOURS, Scale, line, path, picture, text, text_width, tick_words
@@ -29,8 +30,7 @@ _MARKS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curve:
+class Curve(Struct, frozen=True, kw_only=True):
     """One stack: the median, minimum and maximum of the samples at each x."""
 
     label: str

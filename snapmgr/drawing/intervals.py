@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from html import escape
 from statistics import fmean
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.contract.units import format_quantity
 from snapmgr.drawing.svg import WIDE, Scale, box, cut, line, picture, text
@@ -19,8 +20,7 @@ _LANE, _LANE_GAP, _FOOT, _HEAD = 58, 30, 30, 8
 _COLUMNS = 200
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lane:
+class Lane(Struct, frozen=True, kw_only=True):
     """One figure over the intervals, with one scale for before and after the snapshot."""
 
     title: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from snapmgr.drawing.svg import WIDE, Scale, box, cut, line, picture, text, tick_words, wrap
 
@@ -24,8 +25,7 @@ _HINTS: Mapping[Better, str] = {"less": "◂ less is better", "more": "more is b
 _FARTHEST = 200.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class RatioRow:
+class RatioRow(Struct, frozen=True, kw_only=True):
     """One ratio and its interval; all above 0, `high` may be infinite."""
 
     label: str
@@ -37,8 +37,7 @@ class RatioRow:
     kind: Kind
 
 
-@dataclass(frozen=True, kw_only=True)
-class RatioGroup:
+class RatioGroup(Struct, frozen=True, kw_only=True):
     """The ratios of one metric."""
 
     title: str

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, Protocol
+
+from msgspec import Struct
 
 from snapmgr.contract.units import format_size
 from snapmgr.drawing.svg import Scale, box, line, text
@@ -35,8 +36,7 @@ class MountSample(Protocol):
         """Bytes that wait for their upload."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bar:
+class Bar(Struct, frozen=True, kw_only=True):
     """One rung."""
 
     label: str

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -70,8 +71,7 @@ def text_width(words: str) -> float:
     return len(words) * _CHARACTER
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scale:
+class Scale(Struct, frozen=True, kw_only=True):
     """Maps figures to pixels, linearly or logarithmically; values outside the range are drawn at the edge."""
 
     low: float

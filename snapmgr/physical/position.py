@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from snapmgr.access.attach import attached, copies, data_path, space_required
 from snapmgr.capacity.lost import removing_if_lost

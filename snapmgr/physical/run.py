@@ -9,9 +9,11 @@ import os
 import shutil
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.access.attach import reached
 from snapmgr.catalog.manifest import ServerRecord
@@ -48,8 +50,7 @@ _ELSEWHERE = ("innodb_directories",)
 _CHUNK_BYTES = {"xtrabackup": 10 << 20}
 
 
-@dataclass(frozen=True, kw_only=True)
-class SealedBackup:
+class SealedBackup(Struct, frozen=True, kw_only=True):
     """A finished backup in the staging folder, sealed."""
 
     path: str
@@ -70,8 +71,7 @@ class SealedBackup:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToolBackupPlan:
+class ToolBackupPlan(Struct, frozen=True, kw_only=True):
     """The tool, and the base of an increment."""
 
     tool: Tool
@@ -161,8 +161,7 @@ def _unusable() -> Iterator[None]:
         raise _UnusableBaseError(error.message, hint=error.hint) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Fetched:
+class _Fetched(Struct, frozen=True, kw_only=True):
     """The copied backup, and the resulting state of the data in the staging folder."""
 
     made: ToolBackup

@@ -10,10 +10,10 @@ import hashlib
 import os
 import stat
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import Struct
 
 from snapmgr.contract.errors import NotFoundError, StorageError
 from snapmgr.physical.crew import Crew, Piece
@@ -45,8 +45,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     """A symlink's target, or a file's checksum if one was taken."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fingerprint:
+class Fingerprint(Struct, frozen=True, kw_only=True):
     """All entries of a sealed folder."""
 
     digest: str

@@ -6,8 +6,9 @@ import os
 import stat
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.access.attach import place_of
 from snapmgr.contract.errors import StorageError
@@ -44,16 +45,14 @@ _PATHS_KEPT = 1000
 DIFFERS_FILE = "SNAPMGR-RESTORE-DIFFERS.txt"
 
 
-@dataclass(frozen=True, kw_only=True)
-class FolderTarget:
+class FolderTarget(Struct, frozen=True, kw_only=True):
     """A folder of the source, and where it is restored to."""
 
     original: str
     path: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExternalPath:
+class ExternalPath(Struct, frozen=True, kw_only=True):
     """A symlink or another name in the restored tree that leads to a path outside it."""
 
     where: str
@@ -62,8 +61,7 @@ class ExternalPath:
     """Whether `to` is a path of the source itself."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RestoreResult:
+class RestoreResult(Struct, frozen=True, kw_only=True):
     """The result of a restore."""
 
     snapshot_id: str

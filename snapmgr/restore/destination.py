@@ -20,9 +20,10 @@ import os
 import pwd
 import secrets
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
+
+from msgspec.structs import replace
 
 from snapmgr.catalog.manifest import HIDDEN_NAME, RestoreRecord, decode, encode
 from snapmgr.contract.errors import BusyError, CatalogError, MissingRequirementError, SnapmgrError, StorageError

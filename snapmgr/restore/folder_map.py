@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.access.attach import place_of
 
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from snapmgr.catalog.manifest import Manifest
 
 
-@dataclass(frozen=True, kw_only=True)
-class MappedFolder:
+class MappedFolder(Struct, frozen=True, kw_only=True):
     """A folder that is copied as a whole."""
 
     original: str
@@ -27,8 +27,7 @@ class MappedFolder:
     """Its path from the destination; "" is the destination itself."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FolderMap:
+class FolderMap(Struct, frozen=True, kw_only=True):
     """The folders that are copied, and the place of every folder of the source afterwards."""
 
     folders: tuple[MappedFolder, ...]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import Struct
 
 from snapmgr.access.attach import attached, copies, release
 from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
@@ -47,8 +47,7 @@ class RestoreDiffersError(VerificationError):
         self.restored = restored
 
 
-@dataclass(frozen=True, kw_only=True)
-class RestorePlan:
+class RestorePlan(Struct, frozen=True, kw_only=True):
     """The plan of a restore."""
 
     dest: str

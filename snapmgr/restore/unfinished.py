@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.restore.destination import resolve_record
 from snapmgr.system.host import is_alive
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from snapmgr.context import Context
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unfinished:
+class Unfinished(Struct, frozen=True, kw_only=True):
     """A restore that is active or was interrupted; from `unfinished_restores` or `unfinished_inplace`."""
 
     place: str

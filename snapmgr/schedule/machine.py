@@ -9,9 +9,10 @@ import os
 import shutil
 import stat
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct, field
 
 from snapmgr.contract.errors import CommandError, MissingRequirementError, SnapmgrError
 from snapmgr.schedule.command import own_command
@@ -33,8 +34,7 @@ _MAX_BYTES = 1 << 16
 _CHECK_S = 120.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
+class Machine(Struct, frozen=True, kw_only=True):
     """The machine that schedules are installed on. `root` is its root directory: "/" except for tests and images."""
 
     root: Path = Path("/")
@@ -87,8 +87,7 @@ def marker(job: str) -> str:
     return f"# Written by `snapmgr schedule install {job}`; removed by `snapmgr schedule remove {job}`."
 
 
-@dataclass(frozen=True, kw_only=True)
-class SchedulePlan:
+class SchedulePlan(Struct, frozen=True, kw_only=True):
     """The schedule and the files that `install` writes."""
 
     schedule: Schedule

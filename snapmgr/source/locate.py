@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.contract.errors import StorageError
 from snapmgr.mysql.connect.client import connect
@@ -29,8 +31,7 @@ if TYPE_CHECKING:
     from snapmgr.source.volumes import BackendChoice, VolumeShare
 
 
-@dataclass(frozen=True, kw_only=True)
-class SnapshotSource:
+class SnapshotSource(Struct, frozen=True, kw_only=True):
     """The source of a job, located on its storage."""
 
     path: str

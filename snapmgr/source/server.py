@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.catalog.manifest import ServerRecord
 from snapmgr.contract.errors import NotQuiescedError
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 _PROBE_S = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class LiveServer:
+class LiveServer(Struct, frozen=True, kw_only=True):
     """A running server: its identity, abilities, layout and replication."""
 
     credentials: Credentials

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.config.plugins import list_plugins
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotQuiescedError, SnapmgrError, StorageError
@@ -24,8 +25,7 @@ _EXCLUDED_SHOWN = 20
 _PLACES_SHOWN = 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class VolumeShare:
+class VolumeShare(Struct, frozen=True, kw_only=True):
     """One volume, and the parts of the source in it."""
 
     volume: Volume
@@ -57,8 +57,7 @@ def refuse_excluded(taken: BackendChoice, scratch: tuple[str, ...] = ()) -> None
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceNeeds:
+class SourceNeeds(Struct, frozen=True, kw_only=True):
     """The requirements of a source: the paths that a snapshot must hold, and how."""
 
     path: str
@@ -69,8 +68,7 @@ class SourceNeeds:
     """Whether the snapshot must hold the logs: without a running server, nobody can flush the engines' logs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackendChoice:
+class BackendChoice(Struct, frozen=True, kw_only=True):
     """A backend, and the volumes that it would snapshot."""
 
     backend: Backend

@@ -13,9 +13,10 @@ import re
 import stat
 import uuid
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from snapmgr.contract.errors import CommandError, ConfigError, MissingRequirementError, NotFoundError, StorageError
 from snapmgr.contract.records import BlockDevice, Mount, Target

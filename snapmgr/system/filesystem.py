@@ -6,7 +6,8 @@ import fcntl
 import os
 import struct
 import uuid
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 # linux/fs.h, linux/btrfs.h, xfs_fs.h
 _GETFSUUID = 0x80111500
@@ -18,8 +19,7 @@ _XFS_REFLINK_FLAG = 1 << 20
 _UUID_BYTES = 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileSystem:
+class FileSystem(Struct, frozen=True, kw_only=True):
     """The identity of a file system."""
 
     id: str

@@ -6,9 +6,10 @@ import os
 import re
 import signal
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from snapmgr.system.boot import boot_id
 
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@dataclass(frozen=True, kw_only=True)
-class Process:
+class Process(Struct, frozen=True, kw_only=True):
     """A process, identified so that a reused pid is not mistaken for it."""
 
     pid: int

@@ -7,8 +7,9 @@ import fcntl
 import os
 import struct
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import MissingRequirementError, StorageError
 
@@ -28,8 +29,7 @@ _NAME_BYTES = 63
 _TRIES = 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loop:
+class Loop(Struct, frozen=True, kw_only=True):
     """A loop device that has a file."""
 
     path: str

@@ -11,9 +11,10 @@ import os
 import stat
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import InUseError, NotFoundError, StorageError
 from snapmgr.system import mountapi
@@ -33,8 +34,7 @@ _HOLDERS_SHOWN = 8
 _AGAIN_S = 0.05
 
 
-@dataclass(frozen=True, kw_only=True)
-class DetachedMount:
+class DetachedMount(Struct, frozen=True, kw_only=True):
     """A `PrivateMount`: `fd` is open for reading (so that ioctls and syncfs work), `path` is the mount's root."""
 
     fd: int

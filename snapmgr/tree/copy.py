@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from snapmgr.contract.errors import StorageError
 from snapmgr.system import kernel
@@ -35,8 +36,7 @@ DIFFERENCES_KEPT = 1000
 """Most differences that a report names; one more is collected."""
 
 
-@dataclass
-class Tally:
+class Tally(Struct):
     """What was copied."""
 
     folders: int = 0

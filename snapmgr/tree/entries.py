@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.system import kernel
 from snapmgr.tree.walk import FOLDER_FLAGS, STUB_INODE, mounted_at, open_named
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
 
-class Entry(NamedTuple):
+class Entry(Struct, frozen=True):
     """A name in a folder and what kind it seemed to have when the folder was read."""
 
     name: str
@@ -23,7 +25,7 @@ class Entry(NamedTuple):
     """As the folder says: a mount there has another one, and some network and overlay file systems differ."""
 
 
-class FolderStep(NamedTuple):
+class FolderStep(Struct, frozen=True):
     """One step of a walk over folders: a folder is entered, or left after all folders below it."""
 
     entered: bool
@@ -85,7 +87,7 @@ def walk_folders(root_fd: int, *, skip: Container[str] = ()) -> Iterator[FolderS
             yield folder
             while not levels[-1][1]:
                 folder = levels[-1][0]
-                yield folder._replace(entered=False)
+                yield FolderStep(entered=False, path=folder.path, name=folder.name, fd=folder.fd, listed=folder.listed)
                 os.close(folder.fd)
                 levels.pop()
                 if not levels:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.tree.entries import walk_folders
 
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 512
 
 
-@dataclass(frozen=True, kw_only=True)
-class Survey:
+class Survey(Struct, frozen=True, kw_only=True):
     """The size of a tree."""
 
     entries: int

@@ -7,7 +7,9 @@ import os
 import resource
 import stat
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import StorageError
 from snapmgr.system.paths import shown
@@ -22,7 +24,7 @@ STUB_INODE = 2
 BTRFS_EMPTY_SUBVOL_DIR_OBJECTID of linux/btrfs_tree.h. It exists only in memory, so its times change."""
 
 
-class Step(NamedTuple):
+class Step(Struct, frozen=True):
     """One step of a walk: a folder is entered, then its entries follow, then it is left."""
 
     kind: Literal["enter", "entry", "leave"]
@@ -53,7 +55,7 @@ def walk(root_fd: int, *, skip: Container[str] = (), pry: bool = False) -> Itera
         while levels:
             folder, names = levels[-1]
             if not names:
-                yield folder._replace(kind="leave", info=os.fstat(folder.fd))
+                yield Step("leave", folder.path, folder.name, folder.parent_fd, folder.fd, os.fstat(folder.fd))
                 os.close(folder.fd)
                 levels.pop()
                 continue

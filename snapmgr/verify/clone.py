@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.access.attach import attach, copies, data_path, part_point, release, release_or_tell, space_required
 from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
@@ -31,8 +33,7 @@ MEMORY_BYTES = 256 << 20
 SHUTDOWN_S = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClonePlan:
+class ClonePlan(Struct, frozen=True, kw_only=True):
     """The settings of a clone, checked."""
 
     entry: Entry

@@ -6,9 +6,11 @@ import os
 import re
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.access.attach import attach, copies, data_path, place_of, release_or_tell, space_required
 from snapmgr.access.autoextend import auto_extended
@@ -41,8 +43,7 @@ _RECOVERY = re.compile(
 _SHUTDOWN_S = 600.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Prepared(Struct, frozen=True, kw_only=True):
     """A datadir that was cleanly shut down, and facts about it."""
 
     lease: Lease
@@ -126,8 +127,7 @@ def prepare(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Run:
+class _Run(Struct, frozen=True, kw_only=True):
     """One start of the server, to its clean end."""
 
     log: str

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.access.attach import attached, copies, data_path, space_required
 from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
@@ -44,8 +45,7 @@ _COMPLETE = b"-- Dump completed"
 _END_BYTES = 200
 
 
-@dataclass(frozen=True, kw_only=True)
-class TablesPlan:
+class TablesPlan(Struct, frozen=True, kw_only=True):
     """The arguments of `dump_tables`, checked."""
 
     entry: Entry
@@ -55,8 +55,7 @@ class TablesPlan:
     """A file that does not exist yet."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TablesDump:
+class TablesDump(Struct, frozen=True, kw_only=True):
     """A finished dump."""
 
     size_bytes: int

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from _pytest.outcomes import Failed
+from msgspec.structs import replace
 
 from snapmgr.api import Capabilities, NotFoundError, StorageError, Usage
 from snapmgr.testing import BackendContract as Suite

@@ -8,12 +8,13 @@ import shutil
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.api import AlteredError, InUseError, MissingRequirementError, SnapshotRef, StorageError
 from snapmgr.system.loopdevice import loops

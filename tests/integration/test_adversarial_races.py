@@ -7,11 +7,11 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.access.attach import attach, release
 from snapmgr.backup.run import backup

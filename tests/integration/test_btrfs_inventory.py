@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pickle
 import subprocess
@@ -11,6 +10,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+from msgspec import structs
 
 from snapmgr.api import InUseError, NotFoundError, Pool, StorageError
 from snapmgr.system.mount import mount_device, unmount
@@ -258,7 +258,7 @@ def test_an_unmounted_file_system_is_found_by_its_hint_or_by_a_search(disk, fold
     with _unmounted(disk):
         assert BACKEND.inventory((found.pool,)) == (found,)
         for hint in ("/dev/loop-that-was", "/no/such/thing", "", "/etc/passwd"):
-            pool = dataclasses.replace(found.pool, hint=hint)
+            pool = structs.replace(found.pool, hint=hint)
             assert [item.name for item in BACKEND.inventory((pool,))] == ["first"]
         assert BACKEND.attach(record).device == disk.device
         BACKEND.annotate(found.ref, b"while unmounted")

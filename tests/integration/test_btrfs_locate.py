@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from snapmgr.api import MissingRequirementError, NotMine, StorageError
 from snapmgr.system.blockdev import find_target
@@ -301,8 +301,8 @@ def test_a_copy_of_the_disk_is_not_taken_for_it():
             run("mount", disk.device, disk.point)
             # The hint leads to the copy; the mounted file system is the other one.
             ref = take(BACKEND, disk.point / "db", "on-the-mounted-one")
-            pool = dataclasses.replace(volume.pool, hint=copy)
-            assert [found.ref for found in BACKEND.inventory((pool,))] == [dataclasses.replace(ref, pool=pool)]
+            pool = structs.replace(volume.pool, hint=copy)
+            assert [found.ref for found in BACKEND.inventory((pool,))] == [structs.replace(ref, pool=pool)]
             assert (disk.point / ".snapmgr" / "on-the-mounted-one").is_dir()
         finally:
             subprocess.run(["losetup", "--detach", copy], check=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import signal
@@ -13,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from snapmgr.api import FireError, MissingRequirementError, NotFoundError, StorageError
 from snapmgr.backup.trigger import Trigger
@@ -195,7 +195,7 @@ def test_an_armed_snapshot_that_is_not_fired_leaves_nothing(disk):
 
 def test_a_failed_arm_leaks_no_descriptor(disk):
     volume = locate(BACKEND, make_subvolume(disk.point / "leaky"))
-    gone = dataclasses.replace(volume, id="00000000-1111-2222-3333-444444444444")
+    gone = structs.replace(volume, id="00000000-1111-2222-3333-444444444444")
     descriptors = sorted(os.listdir("/proc/self/fd"))
     with pytest.raises(StorageError, match="is gone"):
         BACKEND.arm((volume, gone), "leaky-1")
@@ -242,7 +242,7 @@ def test_settling_finds_out_what_was_done_to_the_snapshot(disk):
     BACKEND.settle((ref, ref), 5)
     copy = _folder(disk) / "meddled-1"
     with pytest.raises(StorageError, match="not of"):
-        BACKEND.settle((dataclasses.replace(ref, volume_id="00000000-1111-2222-3333-444444444444"),), 5)
+        BACKEND.settle((structs.replace(ref, volume_id="00000000-1111-2222-3333-444444444444"),), 5)
     run("btrfs", "property", "set", copy, "ro", "false")
     with pytest.raises(StorageError, match="not read-only"):
         BACKEND.settle((ref,), 5)
@@ -287,7 +287,7 @@ def test_a_note_would_survive_a_power_cut():
             shutil.copyfile(disk.image, folder / "copy")
         copy = run("losetup", "--find", "--show", folder / "copy").strip()
         try:
-            (found,) = BACKEND.inventory((dataclasses.replace(ref.pool, hint=copy),))
+            (found,) = BACKEND.inventory((structs.replace(ref.pool, hint=copy),))
         finally:
             run("losetup", "--detach", copy)
     assert (found.kind, found.note) == ("snapshot", b"second")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from support.load import write_load
 from support.matrix.binlogs import Prefix
@@ -63,14 +64,14 @@ def test_each_kind_of_wrong_record_is_seen() -> None:
         ends = transaction_ends(site.logs / position.file)
         here = ends.index(position.offset)
         # By some: a single REPLACE that is applied twice, or not at all, may be made good by the next one.
-        earlier, later = (replace(position, offset=ends[here + step]) for step in (-8, 8))
-        inside = replace(position, offset=position.offset + 1)
+        earlier, later = (structs.replace(position, offset=ends[here + step]) for step in (-8, 8))
+        inside = structs.replace(position, offset=position.offset + 1)
         domain, _, number = position.gtid.rpartition("-")
-        ahead = replace(position, gtid=f"{domain}-{int(number) + 1}")
+        ahead = structs.replace(position, gtid=f"{domain}-{int(number) + 1}")
         good = check(site, cell, taken, Prefix(site), replayed=True)
         assert (good.wrong, good.replay) == ([], "")
         for wrong, replayed in ((earlier, True), (later, True), (inside, False), (ahead, False)):
-            record = replace(taken, manifest=replace(taken.manifest, position=wrong))
+            record = replace(taken, manifest=structs.replace(taken.manifest, position=wrong))
             findings = check(site, cell, record, Prefix(site), replayed=replayed)
             assert findings.position, wrong
             assert findings.invariant == findings.lost == ""
@@ -78,8 +79,8 @@ def test_each_kind_of_wrong_record_is_seen() -> None:
         # Without a lock the copied log may hold a part of a transaction more, but no whole one.
         lockless = replace(cell, level="crash-consistent")
         assert taken.manifest.quiesce is not None
-        quiesce = replace(taken.manifest.quiesce, level="crash-consistent")
-        record = replace(taken, manifest=replace(taken.manifest, position=earlier, quiesce=quiesce))
+        quiesce = structs.replace(taken.manifest.quiesce, level="crash-consistent")
+        record = replace(taken, manifest=structs.replace(taken.manifest, position=earlier, quiesce=quiesce))
         findings = check(site, lockless, record, Prefix(site), replayed=False)
         assert f"holds 8 whole transactions behind {earlier.offset}" in findings.position
         more = tuple(replace(line, aria=line.aria + 2) for line in taken.after)

@@ -6,11 +6,11 @@ import fcntl
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.contract.errors import BusyError, NotFoundError, StorageError
 from snapmgr.contract.records import AttachRecord, Pool

@@ -6,11 +6,11 @@ import ctypes
 import errno
 import os
 import struct
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.api import AttachRecord, InUseError, MissingRequirementError, Mount, Pool, SnapshotRef, StorageError
 from snapmgr.system import loopdevice

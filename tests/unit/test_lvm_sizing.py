@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from snapmgr.api import Completed, NotFoundError, Pool, SnapshotRef, StorageError
 from snapmgr_lvm import arming, gauges, revert, sizing

@@ -8,9 +8,10 @@ import shlex
 import stat
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec.structs import replace
 
 from snapmgr.bench.device.blank import FoundSignature, refused_exclusively, signatures, uses
 from snapmgr.bench.device.identity import Identity, identify, normal

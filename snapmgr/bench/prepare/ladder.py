@@ -6,8 +6,10 @@ io threads, 11.8 with writeback, 11.2 and 6.9 with a larger cache.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from snapmgr.bench.model import Check, Outcome
 from snapmgr.contract.abilities import FolderCloning, Remounting

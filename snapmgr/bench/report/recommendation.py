@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
 
 from snapmgr.bench.statistics.advice import advise
 from snapmgr.bench.statistics.comparison import ratio_document, ratio_words

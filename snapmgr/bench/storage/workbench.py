@@ -5,10 +5,11 @@ from __future__ import annotations
 import secrets
 import time
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec.structs import asdict
 
 from snapmgr.backup.flush import flush_until_short
 from snapmgr.bench.fio import run_fio

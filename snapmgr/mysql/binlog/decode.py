@@ -7,8 +7,9 @@ documentation of the replication protocol. All integers are little-endian.
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from snapmgr.mysql.binlog.events import (
     CHECKSUM_CRC32,

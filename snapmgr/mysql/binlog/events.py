@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
+
+from msgspec import Struct
 
 from snapmgr.mysql.binlog.gtid import MariadbGtid, MysqlGtidSet
 
@@ -53,8 +54,7 @@ class EventType(IntEnum):
     START_ENCRYPTION = 164
 
 
-@dataclass(frozen=True, kw_only=True)
-class FormatDescription:
+class FormatDescription(Struct, frozen=True, kw_only=True):
     """The first event: the server that wrote the file, and its format."""
 
     server_version: str
@@ -68,30 +68,26 @@ class FormatDescription:
     in_use: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rotate:
+class Rotate(Struct, frozen=True, kw_only=True):
     """The file's last event: another one follows."""
 
     next_file: str
     position: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreviousGtids:
+class PreviousGtids(Struct, frozen=True, kw_only=True):
     """All GTIDs of the files before (MySQL)."""
 
     gtids: MysqlGtidSet
 
 
-@dataclass(frozen=True, kw_only=True)
-class GtidList:
+class GtidList(Struct, frozen=True, kw_only=True):
     """The last GTID of each domain and server of the files before (MariaDB); within a domain, the latest comes last."""
 
     gtids: tuple[MariadbGtid, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class MysqlTransaction:
+class MysqlTransaction(Struct, frozen=True, kw_only=True):
     """The beginning of a MySQL transaction, with a GTID or anonymous."""
 
     uuid: str
@@ -107,8 +103,7 @@ class MysqlTransaction:
     """When it was first committed, on its original server."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MariadbTransaction:
+class MariadbTransaction(Struct, frozen=True, kw_only=True):
     """The beginning of a MariaDB transaction."""
 
     gtid: MariadbGtid
@@ -122,34 +117,29 @@ class MariadbTransaction:
         return bool(self.flags & FLAG_STANDALONE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Query:
+class Query(Struct, frozen=True, kw_only=True):
     """A statement as text."""
 
     kind: Literal["begin", "commit", "rollback", "xa-start", "other"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Xid:
+class Xid(Struct, frozen=True, kw_only=True):
     """The end of a transaction in engines that can prepare: it is committed."""
 
     xid: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class XaPrepare:
+class XaPrepare(Struct, frozen=True, kw_only=True):
     """The end of an XA transaction: prepared, or directly committed if `one_phase`."""
 
     one_phase: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class TransactionPayload:
+class TransactionPayload(Struct, frozen=True, kw_only=True):
     """All events of a MySQL transaction, its end included, compressed into one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartEncryption:
+class StartEncryption(Struct, frozen=True, kw_only=True):
     """All later events are encrypted (MariaDB)."""
 
     scheme: int

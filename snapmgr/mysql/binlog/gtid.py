@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import SnapmgrError
 
@@ -129,8 +130,7 @@ class MysqlGtidSet:
         return f"MysqlGtidSet({str(self)!r})"
 
 
-@dataclass(frozen=True, order=True)
-class MariadbGtid:
+class MariadbGtid(Struct, frozen=True, order=True):
     """One MariaDB GTID; `str` prints it as the server does."""
 
     domain: int

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.catalog.manifest import Position
 from snapmgr.mysql.binlog.events import (
@@ -58,8 +60,7 @@ _BETWEEN = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tail:
+class Tail(Struct, frozen=True, kw_only=True):
     """The end of a binary log, or of a server's binary logs."""
 
     position: Position | None

@@ -6,8 +6,9 @@ has a counter Com_… for each kind of statement that its parser knows; reading 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import NotQuiescedError
 
@@ -24,8 +25,7 @@ _COUNTERS = (
 _VARIABLES = ("log_bin", "max_statement_time", "wsrep_on", "wsrep_provider", "group_replication_group_name")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Abilities:
+class Abilities(Struct, frozen=True, kw_only=True):
     """The statements that a server understands, and its cluster."""
 
     flavor: Literal["mariadb", "mysql"]

@@ -10,8 +10,9 @@ import pwd
 import socket as sockets
 import struct
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotQuiescedError, SnapmgrError
 from snapmgr.mysql.connect.statements import first_words
@@ -47,8 +48,7 @@ class ConnectionLostError(MysqlError):
     """The connection is gone, and with it every lock that it held."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Credentials:
+class Credentials(Struct, frozen=True, kw_only=True):
     """The login, without the password: that stays in the file until the moment of use."""
 
     socket: str | None = None
@@ -67,8 +67,7 @@ class _Secret(bytes):
     __str__ = __repr__
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Login:
+class _Login(Struct, frozen=True, kw_only=True):
     socket: str
     user: str
     password: _Secret

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import MissingRequirementError, NotQuiescedError
 from snapmgr.mysql.connect.openfiles import write_flags
@@ -27,8 +28,7 @@ _SERVERS = frozenset({"mariadbd", "mysqld"})
 _PROC = Path("/proc")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerIdentity:
+class ServerIdentity(Struct, frozen=True, kw_only=True):
     """A running server, and its datadir, which it provably has open."""
 
     pid: int

@@ -7,9 +7,10 @@ import re
 import socket as sockets
 import struct
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import ConfigError
 from snapmgr.mysql.connect.identity import server_processes
@@ -26,8 +27,7 @@ _OTHER_PROTOCOL = re.compile(r"mysqlx[^/]*$")
 _SOCKET_LINK = re.compile(r"socket:\[(\d+)\]")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunningServer:
+class RunningServer(Struct, frozen=True, kw_only=True):
     """A server that listens on a unix socket."""
 
     socket: str

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import MissingRequirementError
 from snapmgr.mysql.datadir.layout import data_files
@@ -27,8 +28,7 @@ Originals = Mapping[str, "str | os.PathLike[str]"]
 """Folders by their path on the source's server, and the copy of each: the datadir and every place outside it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class IsolatedCopy:
+class IsolatedCopy(Struct, frozen=True, kw_only=True):
     """An isolated copy, as its server will see it."""
 
     datadir: str
@@ -148,8 +148,7 @@ def _check_covered(external: Mapping[str, str], originals: Originals) -> None:
             )
 
 
-@dataclass(frozen=True)
-class _Folders:
+class _Folders(Struct, frozen=True):
     """Finds folders of the copy."""
 
     datadir: str

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.mysql.connect.abilities import is_on
 from snapmgr.mysql.connect.openfiles import kind_of, open_files
@@ -70,8 +71,7 @@ _PARTITION = re.compile(r"#p#.*", re.IGNORECASE)
 _DATA_FILE = re.compile(r"\s*(?P<path>.+?):\d")
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataPlace:
+class DataPlace(Struct, frozen=True, kw_only=True):
     """A file or folder that the server writes to."""
 
     what: str
@@ -86,8 +86,7 @@ class DataPlace:
         return self.path if os.path.isdir(self.path) else os.path.dirname(self.path)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerLayout:
+class ServerLayout(Struct, frozen=True, kw_only=True):
     """All files that a server writes and that a snapshot must hold."""
 
     datadir: str

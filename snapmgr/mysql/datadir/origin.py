@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from snapmgr.mysql.datadir.plainfile import open_plain
 from snapmgr.mysql.datadir.tablespace import DICTIONARY, written_by
@@ -20,8 +21,7 @@ _UPGRADE_BYTES = 1024
 _MARIADB_FILES = ("aria_log_control", "mysql/db.MAI", "mysql/global_priv.MAI")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Origin:
+class Origin(Struct, frozen=True, kw_only=True):
     """The server that wrote a datadir."""
 
     flavor: Flavor

@@ -8,8 +8,9 @@ within the lock's own wait, and a busy server always has one.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict, replace
 
 from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.contract.units import format_duration
@@ -35,8 +36,7 @@ _KILL_DENIED = 1095
 _BACKUP_PROGRAMS = ("mysqldump", "mysqlpump", "mydumper", "mariadb-dump", "xtrabackup", "mariadb-backup", "snapmgr")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Blocker(Session):
+class Blocker(Session, frozen=True, kw_only=True):
     """A session that would block the lock, and for how long it has."""
 
     age_s: float
@@ -139,7 +139,9 @@ class BlockerWatch:
             still = {session.key for age_s, session in aged if age_s < self._min_age_s}
             young = still if young is None else young & still
             if not young or now - began >= self._min_age_s + _POLL_S:
-                found = (Blocker(**vars(session) | {"age_s": max(age_s, session.age_s or 0)}) for age_s, session in old)
+                found = (
+                    Blocker(**asdict(session) | {"age_s": max(age_s, session.age_s or 0)}) for age_s, session in old
+                )
                 return tuple(sorted(found, key=lambda blocker: -blocker.age_s))
             time.sleep(_POLL_S)
 

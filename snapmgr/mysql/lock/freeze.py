@@ -14,10 +14,11 @@ import os
 import signal
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import MissingRequirementError, NotFoundError, NotQuiescedError, SnapmgrError
 from snapmgr.contract.units import format_duration
@@ -40,8 +41,7 @@ _WHY_MOVING = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Threads:
+class _Threads(Struct, frozen=True, kw_only=True):
     """The threads of a process, by thread id: state letters, and counters that grow whenever a thread runs."""
 
     states: dict[int, str]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.catalog.manifest import QuiesceRecord
 from snapmgr.contract.errors import NotQuiescedError
@@ -37,8 +38,7 @@ class LockLostError(NotQuiescedError):
     """The lock did not hold until the proof: the snapshot cannot be used."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grant:
+class Grant(Struct, frozen=True, kw_only=True):
     """A granted lock, and the cost of getting it."""
 
     connection: Connection

@@ -6,8 +6,10 @@ LOCK. The guarantees of each level were measured with both under load (docs/expl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.mysql.connect.abilities import is_on
@@ -38,8 +40,7 @@ DURABILITY = (*_ALWAYS_SYNCED, *_ENCRYPTED, *_LOGS_WHAT_IT_REPLICATES)
 """Variables that decide whether the end of the binlog matches the data, and whether we can read it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LockNeeds:
+class LockNeeds(Struct, frozen=True, kw_only=True):
     """The requirements of a snapshot on the lock."""
 
     position: bool = True
@@ -75,8 +76,7 @@ class LockNeeds:
         return tuple(sorted(set(self.engines or {}) - {"InnoDB"} - _WITHOUT_DATA))
 
 
-@dataclass(frozen=True, kw_only=True)
-class LockChoice:
+class LockChoice(Struct, frozen=True, kw_only=True):
     """A level, its reason (for the user), and its statements."""
 
     level: LockLevel | Literal["crash-consistent"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.catalog.manifest import Position
 
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
 _GTID: dict[Flavor, str] = {"mariadb": "@@GLOBAL.gtid_binlog_pos", "mysql": "@@GLOBAL.gtid_executed"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class PositionReading:
+class PositionReading(Struct, frozen=True, kw_only=True):
     """The position at one moment, and the connection that read it."""
 
     connection_id: int

@@ -7,8 +7,9 @@ Blockers of a lock, and the tables that show them, differ between servers: see `
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.mysql.connect.abilities import is_on
 from snapmgr.mysql.connect.client import ConnectionLostError, MysqlError
@@ -26,8 +27,7 @@ DENIED = frozenset({1044, 1142, 1143, 1227})
 NO_SUCH_TABLE = frozenset({1109, 1146})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Session:
+class Session(Struct, frozen=True, kw_only=True):
     """A session that our lock would wait for."""
 
     key: Hashable

@@ -11,8 +11,10 @@ import math
 import random
 import time
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.contract.units import format_duration
@@ -42,8 +44,7 @@ _FIRST_WAIT_S = 0.2
 _DOUBLINGS = 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class LockBounds:
+class LockBounds(Struct, frozen=True, kw_only=True):
     """Limits on how long we may block other sessions, in seconds."""
 
     max_stall_s: float
@@ -99,7 +100,15 @@ def locked(
     Raises NotQuiescedError if no try got the lock; then nothing is locked.
     """
     request = _Request(
-        credentials=credentials, abilities=abilities, choice=choice, bounds=bounds, check=check, sync=sync, tell=tell
+        credentials=credentials,
+        abilities=abilities,
+        choice=choice,
+        bounds=bounds,
+        check=check,
+        sync=sync,
+        tell=tell,
+        killer=ConnectionKiller(credentials),
+        _blocker_wait_s=bounds.blocker_wait_s,
     )
     with closing(request.killer), closing(request.acquire()) as lock:
         try:
@@ -109,8 +118,7 @@ def locked(
             raise
 
 
-@dataclass(kw_only=True)
-class _Request:
+class _Request(Struct, kw_only=True):
     """A request for a lock: its tries, and their cost so far. The arguments are those of `locked`."""
 
     credentials: Credentials
@@ -120,19 +128,17 @@ class _Request:
     check: Callable[[Connection], None]
     sync: Callable[[], None]
     tell: Callable[[str], None]
-    _attempts: int = field(default=0, init=False)
-    _waited_s: float = field(default=0.0, init=False)
-    _stall_s: float = field(default=0.0, init=False)
-    _asked: float = field(default=0.0, init=False)
-    _granted: float = field(default=0.0, init=False)
-    _replica: bool = field(default=False, init=False)
-    _rows_ahead: bool = field(default=False, init=False)
-    _killed: tuple[str, ...] = field(default=(), init=False)
-
-    def __post_init__(self) -> None:
-        self.killer = ConnectionKiller(self.credentials)
-        # Remaining time to wait for sessions that would block the lock.
-        self._blocker_wait_s = self.bounds.blocker_wait_s
+    killer: ConnectionKiller
+    _attempts: int = 0
+    _waited_s: float = 0.0
+    _stall_s: float = 0.0
+    _asked: float = 0.0
+    _granted: float = 0.0
+    _replica: bool = False
+    _rows_ahead: bool = False
+    _killed: tuple[str, ...] = ()
+    _blocker_wait_s: float
+    """Remaining time to wait for sessions that would block the lock."""
 
     def acquire(self) -> HeldLock:
         """Return the lock. Raises NotQuiescedError if no try got it; after any error nothing is locked."""

@@ -15,8 +15,9 @@ load (docs/how-to/back-up-a-replica.md): we compared positions with the rows in 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.catalog.manifest import SourcePosition
 from snapmgr.contract.errors import NotQuiescedError
@@ -44,8 +45,7 @@ _VARIABLES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Channel:
+class Channel(Struct, frozen=True, kw_only=True):
     """One source of a replica, as the server reports it."""
 
     name: str
@@ -73,8 +73,7 @@ class Channel:
         return f"{self.host}:{self.port}{channel}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Applier:
+class Applier(Struct, frozen=True, kw_only=True):
     """How a replica applies transactions."""
 
     workers: int

@@ -6,9 +6,10 @@ import math
 import random
 import re
 import time
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Literal, TypeVar
+
+from msgspec import Struct
 
 from snapmgr.mysql.connect.client import ConnectionLostError, MysqlError, quote
 from snapmgr.mysql.datadir.engines import SYSTEM_SCHEMAS
@@ -45,8 +46,7 @@ _KEYLESS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckReport:
+class CheckReport(Struct, frozen=True, kw_only=True):
     """The results of CHECK TABLE."""
 
     tables_checked: int
@@ -63,8 +63,7 @@ class CheckReport:
     """Warnings (a MyISAM table that was open), and tables without data of their own."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableVerdict:
+class TableVerdict(Struct, frozen=True, kw_only=True):
     """The meaning of CHECK TABLE's lines for one table."""
 
     failure: str | None = None

@@ -15,9 +15,10 @@ import socket as sockets
 import struct
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, VerificationError
 from snapmgr.contract.units import format_duration
@@ -118,8 +119,7 @@ def development_options(
     return [*kept, *network, *own, *options]
 
 
-@dataclass(kw_only=True)
-class DevelopmentServer:
+class DevelopmentServer(Struct, kw_only=True):
     """A server that waits for `run`, or runs; made by `held_server`."""
 
     record: Process

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.mysql.datadir.plainfile import open_plain
 from snapmgr.mysql.datadir.settings import BY_FILE, COMPONENT, MARIADB_KEYS, RING
@@ -31,8 +32,7 @@ _CONFIG_BYTES = 64 << 10
 _PLUGINS = "plugins"
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeyOptions:
+class KeyOptions(Struct, frozen=True, kw_only=True):
     """A server's options for its keys."""
 
     options: tuple[str, ...] = ()

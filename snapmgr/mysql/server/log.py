@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _SHOWN_LINES = 10
 _SHOWN_CHARS = 1800
@@ -85,8 +86,7 @@ _ADVICE = "(if it's, for example, out of memory error)"
 _UNREADABLE_LOGS = "Can't init tc log"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerEnd:
+class ServerEnd(Struct, frozen=True, kw_only=True):
     """How a server ended."""
 
     text: str

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import CommandError, MissingRequirementError
 from snapmgr.mysql.connect.identity import program_of, server_processes
@@ -26,8 +27,7 @@ _FOLDERS = ("/usr/libexec", "/usr/local/mysql/bin", "/usr/local/mariadb/bin")
 _VERSION = re.compile(r"\bVer (?P<version>\d+\.\d+\.\d+\S*)")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerBinary:
+class ServerBinary(Struct, frozen=True, kw_only=True):
     """A server program."""
 
     path: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import ConfigError, InUseError, MissingRequirementError
 from snapmgr.mysql.connect.identity import process_name, server_processes
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 _REDO = ("ib_logfile0", "xtrabackup_logfile")
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackupFolder:
+class BackupFolder(Struct, frozen=True, kw_only=True):
     """A backup that can be prepared."""
 
     info: BackupInfo

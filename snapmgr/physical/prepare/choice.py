@@ -9,8 +9,9 @@ scratch and its clones cost nothing, so a clone comes first there.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import StorageError
 from snapmgr.contract.units import format_size
@@ -34,8 +35,7 @@ _REDO_BYTES_PER_PAGE = 3657
 _SPARE_BYTES = 64 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
+class Facts(Struct, frozen=True, kw_only=True):
     """Sizes, free space and abilities: the input of the choice."""
 
     file_bytes: tuple[int, ...]
@@ -61,8 +61,7 @@ class Facts:
         return touched_pages(self.data_bytes, self.redo_bytes) * PAGE_BYTES
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(Struct, frozen=True, kw_only=True):
     """The chosen way, and why."""
 
     way: Way

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.contract.errors import MissingRequirementError, SnapmgrError, StorageError
 from snapmgr.contract.units import format_size
@@ -28,8 +30,7 @@ class NoMountError(MissingRequirementError):
     """The storage could not be mounted privately; nothing has changed yet."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ApplySettings:
+class ApplySettings(Struct, frozen=True, kw_only=True):
     """Options of the tool and of its private mount."""
 
     use_memory_bytes: int = 0
@@ -45,8 +46,7 @@ class ApplySettings:
         return replace(self, client=None, warm_up=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ApplyTimes:
+class ApplyTimes(Struct, frozen=True, kw_only=True):
     """Duration of each step."""
 
     warm_up_s: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from snapmgr.contract.errors import ConfigError
 from snapmgr.physical.prepare.backupfolder import BackupFolder
@@ -13,8 +13,7 @@ from snapmgr.physical.prepare.writeback import Written
 from snapmgr.system.paths import shown
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrepareOrder:
+class PrepareOrder(Struct, frozen=True, kw_only=True):
     """The source, the wanted result and the options of a prepare."""
 
     source: str
@@ -61,8 +60,7 @@ class PrepareOrder:
         return places
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreparePlan:
+class PreparePlan(Struct, frozen=True, kw_only=True):
     """The chosen way and the facts that decided it."""
 
     order: PrepareOrder
@@ -74,8 +72,7 @@ class PreparePlan:
     """With the buffer pool filled in."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreparedBackup:
+class PreparedBackup(Struct, frozen=True, kw_only=True):
     """A prepared folder, and how it was made."""
 
     path: str

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, StorageError
 from snapmgr.system.blockdev import MountTree, read_mounts
@@ -18,8 +20,7 @@ if TYPE_CHECKING:
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreparePlaces:
+class PreparePlaces(Struct, frozen=True, kw_only=True):
     """The folders that a prepare needs."""
 
     result: ResultPlace | None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from snapmgr.contract.abilities import FolderCloning, Remounting
 from snapmgr.contract.errors import MissingRequirementError, SnapmgrError, StorageError

@@ -7,8 +7,9 @@ import hashlib
 import os
 import stat
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from snapmgr.contract.errors import SnapmgrError, StorageError
 from snapmgr.physical.crew import Crew, Piece, pieces
@@ -28,8 +29,7 @@ _FLUSH_BYTES = 8 << 20
 _ZEROES = bytes(BLOCK_BYTES)
 
 
-@dataclass
-class Tree:
+class Tree(Struct):
     """The entries of a tree, by paths from the root."""
 
     folders: list[str] = field(default_factory=list)

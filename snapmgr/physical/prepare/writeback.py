@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import StorageError
 from snapmgr.physical.crew import Crew, Piece, pieces
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
 
-@dataclass(frozen=True, kw_only=True)
-class Written:
+class Written(Struct, frozen=True, kw_only=True):
     """Numbers and sizes of the changes that were written back."""
 
     changed_bytes: int

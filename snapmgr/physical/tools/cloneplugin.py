@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from snapmgr.catalog.manifest import Position
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotQuiescedError, StorageError
 from snapmgr.contract.records import Reason
@@ -88,7 +90,7 @@ class CloneTool:
             _lift(request.folder, inner)
         info = read_info(request.folder)
         size_bytes, files = measure(request.folder)
-        return ToolBackup(**vars(info), sources=(), size_bytes=size_bytes, files=files)
+        return ToolBackup(**asdict(info), sources=(), size_bytes=size_bytes, files=files)
 
     def apply(self, request: ApplyRequest) -> None:
         """Raise an error: a clone needs no prepare."""

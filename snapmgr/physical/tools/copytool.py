@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from msgspec.structs import asdict
+
 from snapmgr.contract.errors import CommandError, ConfigError, MissingRequirementError, NotQuiescedError, StorageError
 from snapmgr.contract.records import Reason
 from snapmgr.mysql.connect.identity import program_of
@@ -133,7 +135,7 @@ class CopyTool(ABC):
                 if os.geteuid() == 0:
                     give_to(request.folder, request.identity.uid, request.identity.gid)
                 size_bytes, files = measure(request.folder)
-        known = vars(info) | {"position": position}
+        known = asdict(info) | {"position": position}
         return ToolBackup(**known, sources=sources, size_bytes=size_bytes, files=files)
 
     def _positions(

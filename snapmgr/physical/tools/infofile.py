@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import Literal, get_args
+
+from msgspec import Struct
 
 from snapmgr.catalog.manifest import Position
 from snapmgr.catalog.physical import State
@@ -38,8 +39,7 @@ _CLONE_SUCCEEDED = "2"
 _MARIADB = "mariadb"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checkpoints:
+class Checkpoints(Struct, frozen=True, kw_only=True):
     """xtrabackup_checkpoints."""
 
     backup_type: BackupType
@@ -102,8 +102,7 @@ def parse_info(text: str, where: str) -> dict[str, str]:
     return values
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlaveInfo:
+class SlaveInfo(Struct, frozen=True, kw_only=True):
     """xtrabackup_slave_info: the positions from which a replica continues to read its sources."""
 
     gtid: str

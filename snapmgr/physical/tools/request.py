@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from snapmgr.catalog.manifest import Position, SourcePosition
 from snapmgr.catalog.physical import State, ToolName
@@ -23,8 +24,7 @@ class FullError(StorageError):
     """The file system that the tool writes to, or its quota, is full."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Progress:
+class Progress(Struct, frozen=True, kw_only=True):
     """Progress of a tool."""
 
     phase: str
@@ -37,8 +37,7 @@ class Progress:
     """Redo log that the server has written and the tool has not copied or applied yet; None: unknown."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CopyRequest:
+class CopyRequest(Struct, frozen=True, kw_only=True):
     """A request to copy a server into a staging folder."""
 
     folder: str
@@ -59,8 +58,7 @@ class CopyRequest:
     progress: Callable[[Progress], None] = lambda _: None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ApplyRequest:
+class ApplyRequest(Struct, frozen=True, kw_only=True):
     """A request to apply redo or an increment to a backup, in place."""
 
     folder: str
@@ -77,8 +75,7 @@ class ApplyRequest:
     progress: Callable[[Progress], None] = lambda _: None
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackupInfo:
+class BackupInfo(Struct, frozen=True, kw_only=True):
     """A finished backup in a folder, as described by its files."""
 
     tool: ToolName
@@ -102,8 +99,7 @@ class BackupInfo:
         return self.from_lsn > 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToolBackup(BackupInfo):
+class ToolBackup(BackupInfo, frozen=True, kw_only=True):
     """A fresh tool backup. Its `position` is exact, or None: never a guess."""
 
     sources: tuple[SourcePosition, ...]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import MissingRequirementError, NotQuiescedError
 from snapmgr.mysql.connect.abilities import probe_abilities
@@ -37,8 +38,7 @@ _IDLE_LIMIT_S = 7 * 86400
 _SHOWN = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackupSource:
+class BackupSource(Struct, frozen=True, kw_only=True):
     """A connected server and everything that its backup depends on."""
 
     connection: Connection

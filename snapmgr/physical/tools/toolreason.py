@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import MissingRequirementError, SnapmgrError, StorageError
 from snapmgr.physical.tools.request import BrokenChainError, FullError
@@ -26,8 +27,7 @@ _PRIVILEGES = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Reason:
+class _Reason(Struct, frozen=True, kw_only=True):
     """One known way to fail."""
 
     pattern: str

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import CatalogError, StorageError
 from snapmgr.contract.units import format_duration
@@ -45,8 +46,7 @@ def login_file(credentials: Credentials) -> Iterator[str]:
         os.close(fd)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ended:
+class Ended(Struct, frozen=True, kw_only=True):
     """Exit status and last output of a tool."""
 
     returncode: int

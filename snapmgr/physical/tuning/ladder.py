@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.physical.tuning.rungs import (
     DEFAULT_MEMORY_BYTES,
@@ -78,8 +80,7 @@ _TOGETHER: tuple[frozenset[Dimension], ...] = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Move:
+class Move(Struct, frozen=True, kw_only=True):
     """One setting changed."""
 
     dimension: Dimension
@@ -90,8 +91,7 @@ class Move:
     """Several settings together, each of which may do harm alone: tried when no single one helps any more."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Try:
+class Try(Struct, frozen=True, kw_only=True):
     """The rung to run next."""
 
     settings: RungSettings
@@ -105,8 +105,7 @@ class Try:
     """Whether the tables' checksums are taken."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stop:
+class Stop(Struct, frozen=True, kw_only=True):
     """There is nothing more to try, or no time for it."""
 
     settings: RungSettings
@@ -115,8 +114,7 @@ class Stop:
     """Whether everything allowed was tried; otherwise the time was up."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Standing:
+class Standing(Struct, frozen=True, kw_only=True):
     """The result of the runs so far."""
 
     best: RungSettings
@@ -264,8 +262,7 @@ def next_rung(
     return Try(settings=choice.settings, limit_s=limit_s, why=_reason(now.bottleneck, choice.dimension))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Refusal:
+class _Refusal(Struct, frozen=True, kw_only=True):
     """A move that gained nothing, and the state at that time."""
 
     dimension: Dimension
@@ -275,8 +272,7 @@ class _Refusal:
     best_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Replay:
+class _Replay(Struct, frozen=True, kw_only=True):
     standing: Standing
     accepted: tuple[Dimension, ...]
     refused: dict[str, _Refusal]

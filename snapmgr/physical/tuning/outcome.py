@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
 
 from snapmgr.contract.units import format_duration, format_size
 from snapmgr.physical.tuning.rungs import RungSettings, changes
@@ -213,7 +215,7 @@ def _run(one: Measured) -> dict[str, Any]:
         "verdict": one.verdict,
         "advice": one.advice,
         "failure": one.failure,
-        "counters": asdict(one.counted) if one.counted is not None else None,
+        "counters": dataclasses.asdict(one.counted) if one.counted is not None else None,
         "samples": [asdict(sample) for sample in one.samples],
     }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import fields, replace
 
 from snapmgr.contract.records import ClientOptions
 from snapmgr.contract.units import format_duration, format_size
@@ -27,8 +29,7 @@ DEFAULT_UPLOADS = 20
 """The client's default of ``--max-uploads``."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RungSettings:
+class RungSettings(Struct, frozen=True, kw_only=True):
     """How to prepare in the storage. Hashable; the defaults are those of the tool and of the client."""
 
     use_memory_bytes: int | None = None
@@ -93,8 +94,7 @@ class RungSettings:
         return ", ".join(self.words()) or "default"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuningLimits:
+class TuningLimits(Struct, frozen=True, kw_only=True):
     """Limits of the settings on this machine, for this backup."""
 
     data_bytes: int
@@ -112,8 +112,7 @@ class TuningLimits:
     """Whether the tool uses them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(Struct, frozen=True, kw_only=True):
     """One prepare on a fresh clone with a cold cache, reduced to the fields that the search needs."""
 
     settings: RungSettings

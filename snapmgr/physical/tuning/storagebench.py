@@ -12,9 +12,10 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from snapmgr.contract.errors import MissingRequirementError, NotFoundError, SnapmgrError, VerificationError
 from snapmgr.contract.units import format_duration
@@ -46,8 +47,7 @@ _CACHE = re.compile(rf"{_CACHE_PREFIX}(?P<pid>[0-9]+)-.*")
 _LIMIT_SLACK_S = 0.05
 
 
-@dataclass(kw_only=True)
-class StorageBench:
+class StorageBench(Struct, kw_only=True):
     """`snapmgr.physical.tuning.tune.Bench` on a storage."""
 
     source: str

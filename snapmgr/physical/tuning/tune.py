@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from snapmgr.contract.errors import MissingRequirementError, VerificationError
 from snapmgr.contract.units import format_duration
@@ -27,8 +29,7 @@ _SCRATCH_LEAST_S = 60.0
 Temperature = Literal["cold", "warm"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
+class Sample(Struct, frozen=True, kw_only=True):
     """Activity of the mount from the beginning of the rung to one moment."""
 
     at_s: float
@@ -43,8 +44,7 @@ class Sample:
     cpu_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checked:
+class Checked(Struct, frozen=True, kw_only=True):
     """The checksums of the prepared data."""
 
     tables: Mapping[str, str] | None
@@ -53,8 +53,7 @@ class Checked:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
+class Measured(Struct, frozen=True, kw_only=True):
     """One prepare of a rung, with all observations."""
 
     run: Run
@@ -75,8 +74,7 @@ class Measured:
     checked: Checked | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScratchRun:
+class ScratchRun(Struct, frozen=True, kw_only=True):
     """The alternative to the ladder: many readers copy the backup to a local disk, and the tool prepares it there."""
 
     copy_s: float
@@ -103,8 +101,7 @@ class Bench(Protocol):
         """Measure the way over scratch, from a cold cache; None without room for it."""
 
 
-@dataclass(kw_only=True)
-class Tuning:
+class Tuning(Struct, kw_only=True):
     """Everything measured so far: it grows during the search, and is complete whenever the search ends."""
 
     name: str

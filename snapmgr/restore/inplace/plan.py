@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.catalog.inplace import inplace_records
 from snapmgr.catalog.store import attached_error
@@ -24,8 +26,7 @@ if TYPE_CHECKING:
     from snapmgr.contract.records import Mount, Reason, RevertPlan, SnapshotRef
 
 
-@dataclass(frozen=True, kw_only=True)
-class OriginPlan:
+class OriginPlan(Struct, frozen=True, kw_only=True):
     """The plan for one origin."""
 
     member: Member
@@ -35,8 +36,7 @@ class OriginPlan:
     """Paths on the volume outside the source: they go back, too. None: they cannot be listed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class InplacePlan:
+class InplacePlan(Struct, frozen=True, kw_only=True):
     """The plan of an in-place restore."""
 
     entry: Entry

@@ -12,9 +12,11 @@ import pwd
 import secrets
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.access.note import store_note
 from snapmgr.catalog.inplace import MERGED, InplaceRecord, OriginRecord, drop_inplace, inplace_records, write_inplace
@@ -38,8 +40,7 @@ _RESTART_S = 15.0
 _TELL_S = 30.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class InplaceResult:
+class InplaceResult(Struct, frozen=True, kw_only=True):
     """The result of an in-place restore."""
 
     snapshot_id: str
@@ -151,7 +152,7 @@ def _undo(ctx: Context, record: InplaceRecord) -> None:
 
 
 def _advance(ctx: Context, record: InplaceRecord, **changes: object) -> InplaceRecord:
-    record = replace(record, **changes)  # type: ignore[arg-type] # fields of its own
+    record = replace(record, **changes)
     write_inplace(ctx.catalog, record)
     return record
 

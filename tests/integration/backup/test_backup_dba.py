@@ -7,12 +7,12 @@ import os
 import subprocess
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr import jobrun as run_module
 from snapmgr.backup import fire as firing

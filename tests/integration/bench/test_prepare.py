@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import asdict
 
 from snapmgr.api import ClientOptions
 from snapmgr.bench.model import Parameters

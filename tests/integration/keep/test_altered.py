@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from support.scene import Scene

@@ -8,11 +8,11 @@ import subprocess
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.contract.errors import MissingRequirementError, NotQuiescedError
 from snapmgr.mysql.lock import freeze, guard

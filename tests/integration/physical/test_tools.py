@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.contract.errors import NotQuiescedError, StorageError
 from snapmgr.mysql.connect.client import Credentials

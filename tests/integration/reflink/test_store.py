@@ -7,11 +7,11 @@ import os
 import shutil
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.api import BusyError, MissingRequirementError, NotFoundError, NotMine, StorageError
 from snapmgr.system.command import CommandRunner

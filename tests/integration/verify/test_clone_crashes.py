@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.catalog.store import Catalog
 from support.clones import ask, clones_of, leases, nothing_left, problems, unmounted

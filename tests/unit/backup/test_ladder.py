@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
+from msgspec import Struct
 
 from snapmgr.backup import run
 from snapmgr.contract.errors import NotQuiescedError
@@ -17,8 +17,7 @@ from support.sample import abilities_of
 DURABLE = {"sync_binlog": "1", "innodb_flush_log_at_trx_commit": "1"}
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(Struct, frozen=True):
     choice: LockChoice | None
 
 

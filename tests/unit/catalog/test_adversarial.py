@@ -6,7 +6,6 @@ import json
 import os
 import time
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from snapmgr.catalog.manifest import Lease, Manifest, Schedule, Verification, decode, encode
 from snapmgr.catalog.store import Catalog

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.catalog.manifest import Lease, LeasePart, Manifest, Verification, encode
 from snapmgr.catalog.store import Catalog

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import string
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from snapmgr.catalog.manifest import (
     Lease,

@@ -8,7 +8,6 @@ import pkgutil
 import shutil
 import tempfile
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import snapmgr
 from snapmgr.capacity.series import PoolCapacity

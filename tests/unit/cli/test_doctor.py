@@ -6,9 +6,9 @@ import io
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.catalog.manifest import encode
 from snapmgr.catalog.store import Catalog
@@ -159,7 +159,7 @@ def test_the_storage_is_compared_with_the_catalog(ctx):
     ctx.catalog.write(broken)
     moved = manifest(1).members[0].ref
     # The pool is mounted elsewhere now: the same snapshot all the same.
-    moved = type(moved)(**{**vars(moved), "pool": type(moved.pool)(**{**vars(moved.pool), "hint": "/elsewhere"})})
+    moved = replace(moved, pool=replace(moved.pool, hint="/elsewhere"))
     ctx._backends["reflink"] = _Storage(
         _found(manifest(0)),
         _found(manifest(1), ref=moved),

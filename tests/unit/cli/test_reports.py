@@ -13,11 +13,11 @@ import subprocess
 import sys
 import termios
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr import jobrun as run_module
 from snapmgr.catalog.manifest import QuiesceRecord

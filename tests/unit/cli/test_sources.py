@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
+
+from msgspec.structs import replace
 
 from snapmgr.catalog.manifest import Manifest, SourcePosition
 from snapmgr.catalog.store import Entry

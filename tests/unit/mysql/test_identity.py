@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.mysql.connect import identity
 from snapmgr.mysql.connect.identity import ServerIdentity, process_name, still_same

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import pytest
+from msgspec import structs
 
 from snapmgr.contract.errors import MissingRequirementError, VerificationError
 from snapmgr.physical.tuning.rungs import Run, RungSettings
@@ -117,7 +118,7 @@ def test_first_rung_that_takes_too_long_is_a_bound():
 
 
 def drop_check_if_cut(one):
-    return replace(one, checked=None) if one.run.cut else one
+    return structs.replace(one, checked=None) if one.run.cut else one
 
 
 def test_rung_that_fails_is_no_candidate():

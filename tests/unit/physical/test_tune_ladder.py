@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from snapmgr.physical.tuning.ladder import Stop, Try, moves, next_rung, noise, standing
 from snapmgr.physical.tuning.rungs import Run, RungSettings, changes
@@ -165,7 +165,7 @@ def test_only_what_may_be_tried_is_tried(limits, allowed):
     changed = {
         name
         for run in history
-        for name in RungSettings.__dataclass_fields__
+        for name in RungSettings.__struct_fields__
         if getattr(run.settings, name) != getattr(RungSettings(), name)
     }
     assert changed == allowed if allowed is not None else "cache_dir" not in changed

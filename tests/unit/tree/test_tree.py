@@ -9,6 +9,7 @@ import stat
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from snapmgr.contract.errors import StorageError
 from snapmgr.testing import trees
@@ -305,7 +306,7 @@ def test_an_exchanged_file_is_refused(pair, monkeypatch):
 def test_inode_numbers_of_the_folder_may_be_others(pair, monkeypatch):
     trees.plant(pair.source)
     listed = entries.entries
-    monkeypatch.setattr(entries, "entries", lambda fd: [one._replace(inode=one.inode + 1) for one in listed(fd)])
+    monkeypatch.setattr(entries, "entries", lambda fd: [replace(one, inode=one.inode + 1) for one in listed(fd)])
     pair.run()
     monkeypatch.undo()
     trees.same(trees.fingerprint(pair.source), trees.fingerprint(pair.copy))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.catalog.manifest import Manifest, Position, QuiesceRecord, ServerRecord
 from snapmgr.verify.binlog_check import BinlogFindings, check_binlog, compare_gtid, logs_absent

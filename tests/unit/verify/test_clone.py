@@ -8,9 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.catalog.manifest import CloneServer, Lease, decode, encode
 from snapmgr.contract.errors import CatalogError, ConfigError

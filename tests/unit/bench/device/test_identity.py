@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.bench.device.identity import identify, normal
 from snapmgr.contract.records import BlockDevice

@@ -7,10 +7,10 @@ import json
 import math
 import os
 from collections import Counter
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.api import MissingRequirementError, StorageError
 from snapmgr.bench.results import folder as resultsfolder

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.api import MissingRequirementError, NotMine
 from snapmgr.bench.prepare import ladder as prepareladder
