@@ -25,7 +25,7 @@ from snapmgr.system.kernel import sync_file_system
 from snapmgr.system.paths import lies_in, shown
 from snapmgr.tree.compare import compare
 from snapmgr.tree.copy import DIFFERENCES_KEPT, TreeCopy, can_share
-from snapmgr.tree.survey import Survey, survey
+from snapmgr.tree.survey import Survey, count_entries, survey
 from snapmgr.tree.walk import FOLDER_FLAGS, reach
 
 if TYPE_CHECKING:
@@ -116,8 +116,13 @@ class TreeRestore:
             share = self._can_share(sources)
             total = self._measure(sources, share=share)
             how = "sharing blocks" if share else "copying"
-            self._ctx.tell(f"{how}: {total.entries} entries, {format_size(total.allocated_bytes)}, to {self._dest}")
-            progress = _Progress(self._ctx, "restoring", total.allocated_bytes)
+            size = "" if share else f", {format_size(total.allocated_bytes)}"
+            self._ctx.tell(f"{how}: {total.entries} entries{size}, to {self._dest}")
+            progress = (
+                _Progress(self._ctx, "restoring, entries", total.entries, 1)
+                if share
+                else _Progress(self._ctx, "restoring, MiB", total.allocated_bytes, _MIB)
+            )
             copy = TreeCopy(share=share, progress=progress.add)
             differences: list[str] = []
             for folder, source_fd in sources.items():
@@ -170,16 +175,20 @@ class TreeRestore:
         return any(can_share(source_fd, self._destination.hidden_fd) for source_fd in sources.values())
 
     def _measure(self, sources: Mapping[MappedFolder, int], *, share: bool) -> Survey:
-        """Measure the trees. Raises StorageError if the destination has too little space or too few inodes."""
+        """Measure the trees; of bytes only those that take new space.
+
+        Raises StorageError if the destination has too little space or too few inodes.
+        """
         total = Survey(entries=0, allocated_bytes=0)
-        data_bytes = 0
         for folder, source_fd in sources.items():
-            one = survey(source_fd, skip=self._folder_map.apart(folder))
+            skip = self._folder_map.apart(folder)
+            if share and can_share(source_fd, self._destination.hidden_fd):
+                one = Survey(entries=count_entries(source_fd, skip=skip), allocated_bytes=0)
+            else:
+                one = survey(source_fd, skip=skip)
             total += one
-            if not share or not can_share(source_fd, self._destination.hidden_fd):
-                data_bytes += one.allocated_bytes
         space = os.fstatvfs(self._destination.hidden_fd)
-        needed = _RESERVE_BYTES + total.entries * _ENTRY_BYTES + data_bytes
+        needed = _RESERVE_BYTES + total.entries * _ENTRY_BYTES + total.allocated_bytes
         free = (space.f_bfree if os.geteuid() == 0 else space.f_bavail) * space.f_frsize
         # File systems without a limit report 0 blocks.
         if space.f_blocks and free < needed:
@@ -265,7 +274,7 @@ class TreeRestore:
             ) from error
 
     def _compare(self, sources: Mapping[MappedFolder, int], contents: set[int] | None, copied_bytes: int) -> list[str]:
-        progress = _Progress(self._ctx, "comparing", copied_bytes)
+        progress = _Progress(self._ctx, "comparing, MiB", copied_bytes, _MIB)
         found: list[str] = []
         for folder, source_fd in sources.items():
             prefix = _prefix(folder)
@@ -326,20 +335,21 @@ def _reached(root_fd: int, path: str) -> Iterator[int]:
 
 
 class _Progress:
-    """Counts bytes and reports them in MiB, at most ten times a second."""
+    """Counts what is done and reports it in units, at most ten times a second."""
 
-    def __init__(self, ctx: Context, what: str, total_bytes: int) -> None:
+    def __init__(self, ctx: Context, what: str, total: int, unit: int) -> None:
         self._ctx = ctx
-        self._what = f"{what}, MiB"
-        self._done_bytes = 0
-        self._total = -(-total_bytes // _MIB)
+        self._what = what
+        self._unit = unit
+        self._done = 0
+        self._total = -(-total // unit)
         self._next_s = 0.0
 
-    def add(self, count_bytes: int) -> None:
-        self._done_bytes += count_bytes
-        if time.monotonic() >= self._next_s and self._done_bytes // _MIB < self._total:
+    def add(self, count: int) -> None:
+        self._done += count
+        if time.monotonic() >= self._next_s and self._done // self._unit < self._total:
             self._next_s = time.monotonic() + _PROGRESS_EVERY_S
-            self._ctx.progress(self._what, self._done_bytes // _MIB, self._total)
+            self._ctx.progress(self._what, self._done // self._unit, self._total)
 
     def end(self) -> None:
         if self._total:

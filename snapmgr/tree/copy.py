@@ -14,7 +14,6 @@ from snapmgr.system import kernel
 from snapmgr.system.paths import shown
 from snapmgr.tree.attributes import Handle, keep, keep_file
 from snapmgr.tree.entries import walk_folders
-from snapmgr.tree.survey import allocated
 from snapmgr.tree.walk import FOLDER_FLAGS, is_full, reach, walk
 
 if TYPE_CHECKING:
@@ -27,8 +26,9 @@ _READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAKE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # Most bytes of one copying call; a disk with 100 MB/s writes them in 0.1 s.
 _STEP_BYTES = 8 << 20
-# Least bytes between two progress reports.
+# Least between two progress reports.
 _REPORT_BYTES = 1 << 20
+_REPORT_ENTRIES = 256
 # Limit of dirty data of a file: gigabytes of dirty pages would delay the live server's own flushes.
 _DIRTY_BYTES = 128 << 20
 _LEADS_KEPT = 10_000
@@ -65,7 +65,7 @@ class TreeCopy:
 
         Args:
             share: try to share blocks (FICLONE) before copying data.
-            progress: called with the number of bytes done since the last call.
+            progress: called with what was done since the last call: entries if blocks are shared, else bytes.
         """
         self.tally = Tally()
         self.differences: list[str] = []
@@ -76,7 +76,7 @@ class TreeCopy:
         self._root_fd = -1
         self._path = "."
         self._born_nocow: bool | None = None
-        self._unreported_bytes = 0
+        self._unreported = 0
 
     def run(self, source_fd: int, copy_fd: int, *, apart: Container[str] = ()) -> None:
         """Copy the contents and attributes of the folder `source_fd` to the empty folder `copy_fd`.
@@ -107,8 +107,8 @@ class TreeCopy:
         finally:
             for fd in folders:
                 os.close(fd)
-        self._progress(self._unreported_bytes)
-        self._unreported_bytes = 0
+        self._progress(self._unreported)
+        self._unreported = 0
 
     def _enter(self, step: FolderStep, parent: int) -> int:
         if parent < 0:
@@ -127,6 +127,8 @@ class TreeCopy:
             if not entry.is_folder:
                 self._path = above + entry.name
                 (self._file if entry.is_file else self._special)(entry, step.fd, folder)
+            if self._share:
+                self._report(1, _REPORT_ENTRIES)
 
     def _file(self, entry: Entry, source_folder: int, folder: int) -> None:
         source = os.open(entry.name, _READ_FLAGS, dir_fd=source_folder)
@@ -147,8 +149,12 @@ class TreeCopy:
                     # A clone needs the same attribute on both, and it can be set only on an empty file.
                     kernel.set_nocow(copy, nocow=nocow)
                 self.tally.files += 1
+                self.tally.size_bytes += info.st_size
                 if info.st_size:
-                    self._fill(source, copy, info)
+                    if self._share and kernel.try_clone_file(source, copy):
+                        self.tally.shared_files += 1
+                    else:
+                        self._copy(source, copy, info)
                 for text in keep_file(source, copy, info):
                     self._differs(text)
             finally:
@@ -162,21 +168,16 @@ class TreeCopy:
         if (info.st_dev, info.st_ino) != (opened.st_dev, opened.st_ino):
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
-    def _fill(self, source: int, copy: int, info: os.stat_result) -> None:
-        self.tally.size_bytes += info.st_size
-        if self._share and kernel.try_clone_file(source, copy):
-            self.tally.shared_files += 1
-            self._report(allocated(info))
-            return
+    def _copy(self, source: int, copy: int, info: os.stat_result) -> None:
         self.tally.copied_files += 1
         self.tally.inodes.add(os.fstat(copy).st_ino)
         self.tally.copied_bytes += self._copy_data(source, copy, info.st_size)
 
-    def _report(self, done_bytes: int) -> None:
-        self._unreported_bytes += done_bytes
-        if self._unreported_bytes >= _REPORT_BYTES:
-            self._progress(self._unreported_bytes)
-            self._unreported_bytes = 0
+    def _report(self, done: int, least: int) -> None:
+        self._unreported += done
+        if self._unreported >= least:
+            self._progress(self._unreported)
+            self._unreported = 0
 
     def _differs(self, text: str) -> None:
         if len(self.differences) <= DIFFERENCES_KEPT:
@@ -201,7 +202,8 @@ class TreeCopy:
                 position += sent
                 copied_bytes += sent
                 dirty_bytes += sent
-                self._report(sent)
+                if not self._share:
+                    self._report(sent, _REPORT_BYTES)
                 if dirty_bytes >= _DIRTY_BYTES:
                     os.fdatasync(copy)
                     dirty_bytes = 0

@@ -30,6 +30,11 @@ class Survey(Struct, frozen=True, kw_only=True):
         )
 
 
+def count_entries(root_fd: int, *, skip: Container[str] = ()) -> int:
+    """Return the number of entries below `root_fd`, by names alone; `skip` and errors as for `walk`."""
+    return sum(len(step.listed) for step in walk_folders(root_fd, skip=skip) if step.entered)
+
+
 def survey(root_fd: int, *, skip: Container[str] = ()) -> Survey:
     """Return the size of the tree at `root_fd`; `skip` and errors as for `walk`."""
     count, allocated_bytes = 0, 0

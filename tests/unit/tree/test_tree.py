@@ -18,7 +18,7 @@ from snapmgr.tree import entries
 from snapmgr.tree.attributes import Handle, keep
 from snapmgr.tree.compare import compare
 from snapmgr.tree.copy import TreeCopy, leads_out
-from snapmgr.tree.survey import survey
+from snapmgr.tree.survey import count_entries, survey
 from snapmgr.tree.walk import deep_trees, remove, walk
 
 
@@ -346,6 +346,23 @@ def test_a_hard_link_that_is_another_file_is_named(pair, monkeypatch):
     assert [text.partition(" ")[2] for text in pair.found] == ["is not one file with its other names"]
 
 
+def test_progress_of_a_sharing_copy_counts_entries(pair, monkeypatch):
+    # One of them cannot share its blocks.
+    for number in range(3):
+        (pair.source / str(number)).write_bytes(b"x" * 100)
+    shared = iter([True, False, True])
+    monkeypatch.setattr(copying.kernel, "try_clone_file", lambda _source, _copy: next(shared))
+    source, copy = _folder(pair.source), _folder(pair.copy)
+    made = TreeCopy(share=True, progress=pair.done.append)
+    made.run(source, copy)
+    os.close(source)
+    os.close(copy)
+    assert sum(pair.done) == 3
+    assert (made.tally.shared_files, made.tally.copied_files, len(made.tally.inodes)) == (2, 1, 1)
+    # What claimed to be a clone is empty.
+    assert [text.partition(" ")[2] for text in made.differences] == ["has 0 bytes, not 100"] * 2
+
+
 def test_differences_have_a_limit(pair, monkeypatch):
     for number in range(5):
         (pair.source / str(number)).touch()
@@ -365,9 +382,9 @@ def test_a_survey_counts_hard_links_once_and_no_holes(pair):
         file.truncate(1 << 30)
     trees.flush(pair.source)
     fd = _folder(pair.source)
-    seen = survey(fd)
+    seen, count = survey(fd), count_entries(fd)
     os.close(fd)
-    assert seen.entries == 4
+    assert seen.entries == count == 4
     assert seen.allocated_bytes == 65536
 
 
