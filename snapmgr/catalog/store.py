@@ -6,7 +6,8 @@
     STATE/snapshots/ID/verified.json    the last verification, if any
     STATE/leases/LEASE.json             who uses which snapshot
     STATE/schedules/JOB.json            when a job has to run, as `snapmgr schedule` installed it
-    STATE/locks/JOB.lock                locked (flock) by the active run of a job
+    STATE/locks/JOB.lock                locked (flock) by the active run of a job (`snapmgr.catalog.joblock`)
+    STATE/locks/number                  the last `Manifest.number`, if there are many snapshots
     STATE/frozen/PID                    a stopped server process, and the process that resumes it
     STATE/appliers/PID                  a replica with stopped appliers, and the process that starts them again
     STATE/machine                       the machine that it belongs to: two machines must not share it
@@ -14,6 +15,7 @@
     STATE/inplace/TOKEN.json            an unfinished in-place restore (`snapmgr.catalog.inplace`)
     STATE/snapshots/ID/tool.log         output of the tool of a physical backup
     STATE/tool-logs/JOB.log             the same for the active or last failed run
+    STATE/index                         summaries of the manifests (`snapmgr.catalog.index`); may be removed at any time
     STATE/capacity/POOL.json            samples of the storage's capacity (`snapmgr.capacity.read`)
 
 Every file is replaced atomically (`snapmgr.system.files`): a crash leaves the old or the new content.
@@ -28,51 +30,60 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.catalog.entry import LATEST, LATEST_VERIFIED, Entry, newest
-from snapmgr.catalog.manifest import Lease, Manifest, RestoreRecord, Schedule, Verification, decode, encode, read_number
-from snapmgr.catalog.recordfolder import Damaged, names_in, read_records
+import msgspec
+
+from snapmgr.catalog.entry import Entry
+from snapmgr.catalog.manifest import UNFINISHED, Lease, Manifest, Verification, decode, encode
+from snapmgr.catalog.recordfolder import Damaged, RecordFolders, names_in
 from snapmgr.catalog.statedir import claim, require_sound
 from snapmgr.contract.errors import (
-    BusyError,
     CatalogError,
-    ConfigError,
     InUseError,
     MissingRequirementError,
     NotFoundError,
     SnapmgrError,
 )
-from snapmgr.system.files import drop_file, is_abandoned, read_file, space_hint, sync_folder, write_file, write_files
+from snapmgr.system.files import is_abandoned, read_file, space_hint, sync_folder, write_file, write_files
 from snapmgr.system.probe import require_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from datetime import datetime
 
+    from snapmgr.catalog.index import Index
+    from snapmgr.catalog.joblock import Held
+    from snapmgr.catalog.summary import Summary
+    from snapmgr.contract.records import Pool
+
 __all__ = ["Catalog", "Entry", "attached_error"]
 
-_SHOWN = 4
+_NUMBER = "number"
 # Files whose writer was killed before the rename.
 _BEGUN = re.compile(r"\.(manifest|verified)\.json\.\d+")
 
 
-class Catalog:
+class _Numbered(msgspec.Struct):
+    number: int = 0
+
+
+class Catalog(RecordFolders):
     """The state directory at `path`; created (0700) when first written to.
 
     Raises MissingRequirementError without the privilege to read it, CatalogError if others could write to it.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self._snapshots = path / "snapshots"
-        self._leases = path / "leases"
-        self._schedules = path / "schedules"
-        self._restores = path / "restores"
         self._locks = path / "locks"
         self.frozen = path / "frozen"
         """Folder of the records of frozen servers (`snapmgr.mysql.lock.freeze`)."""
         self.appliers = path / "appliers"
         """Folder of the records of replicas with stopped appliers (`snapmgr.mysql.lock.applier`)."""
         self._answers = False
+        self._index: Index | None = None
+        self._held: dict[str, Held] = {}
+        self._number = 0
         require_sound(path)
 
     def require_answer(self) -> None:
@@ -104,6 +115,21 @@ class Catalog:
 
     # ---- snapshots
 
+    def summaries(self, job: str | None = None) -> tuple[list[Summary], list[Damaged]]:
+        """Return all snapshots (or those of `job`) in short, oldest first, and the files that cannot be read.
+
+        Much quicker than `entries`, and as true: it reads the manifests that changed since they were summarized.
+        """
+        if self._index is None:
+            from snapmgr.catalog.index import Index  # noqa: PLC0415 - a backup can do without
+
+            self._index = Index(self.path / "index", self._snapshots, self._load)
+        return self._index.look(job)
+
+    def names(self) -> list[str]:
+        """Return the names in the folder of the snapshots: quick, but not every name is a snapshot's id."""
+        return names_in(self._snapshots)
+
     def entries(self, job: str | None = None) -> tuple[list[Entry], list[Damaged]]:
         """Return all snapshots (or those of `job`), oldest first, and the files that cannot be read."""
         entries: list[Entry] = []
@@ -128,11 +154,21 @@ class Catalog:
 
     def next_number(self, now: datetime) -> int:
         """Return the next `Manifest.number`: at least the time, to be above the numbers of a lost state directory."""
-        number = int(now.timestamp())
-        for name in names_in(self._snapshots):
-            with suppress(SnapmgrError):
-                number = max(number, 1 + read_number(read_file(self._snapshots / name / "manifest.json")))
-        return number
+        from snapmgr.catalog.joblock import next_number  # noqa: PLC0415 - readers need no number
+
+        path = self._locks / _NUMBER
+        self._number = next_number(path, self._snapshots, int(now.timestamp()), self._highest_number)
+        return self._number
+
+    def _highest_number(self) -> tuple[int, int]:
+        """Return the highest number of any snapshot, and how many snapshots there are."""
+        found, damaged = self.summaries()
+        numbers = [one.number for one in found]
+        for one in damaged:
+            with suppress(SnapmgrError, msgspec.DecodeError, UnicodeDecodeError):
+                data = read_file(one.path / "manifest.json")
+                numbers.append(msgspec.json.decode(data, type=_Numbered).number)
+        return max(numbers, default=0), len(numbers)
 
     def load(self, snapshot_id: str) -> Entry:
         """Return one snapshot; a damaged verification is ignored.
@@ -140,6 +176,17 @@ class Catalog:
         Raises NotFoundError, or CatalogError if its manifest is damaged.
         """
         return self._load(snapshot_id)[0]
+
+    def load_many(self, snapshot_ids: Iterable[str]) -> tuple[list[Entry], list[SnapmgrError]]:
+        """Return snapshots as `load` does each, and the errors of those that cannot be read."""
+        entries: list[Entry] = []
+        errors: list[SnapmgrError] = []
+        for snapshot_id in snapshot_ids:
+            try:
+                entries.append(self.load(snapshot_id))
+            except SnapmgrError as error:
+                errors.append(error)
+        return entries, errors
 
     def _load(self, snapshot_id: str) -> tuple[Entry, str | None]:
         """Return one snapshot, and the error of its verification, if any."""
@@ -165,39 +212,46 @@ class Catalog:
         newer ones that cannot be used. "latest-verified" and "JOB@latest-verified" are the newest VERIFIED one. Raises
         NotFoundError, or ConfigError if several fit.
         """
-        job, _, which = text.rpartition("@")
-        if which in (LATEST, LATEST_VERIFIED):
-            return newest(*self.entries(job or None), job, which, tell)
-        names = list(names_in(self._snapshots))
-        fitting = [name for name in names if name == text] or [
-            name for name in names if text and (name.startswith(text) or name.rsplit(".", 1)[-1].startswith(text))
-        ]
-        if not fitting:
-            raise NotFoundError(f"there is no snapshot {text!r}", hint="see: snapmgr list")
-        if len(fitting) > 1:
-            raise ConfigError(
-                f"{text!r} fits {len(fitting)} snapshots: {', '.join(sorted(fitting)[:_SHOWN])}"
-                + (", …" if len(fitting) > _SHOWN else ""),
-                hint="write more of the id, or JOB@latest",
-            )
-        return self.load(fitting[0])
+        from snapmgr.catalog.latest import resolve  # noqa: PLC0415 - a backup can do without
+
+        return self.load(resolve(text, self.names, self.summaries, tell))
 
     def write(self, manifest: Manifest) -> None:
         """Store a manifest durably. Raises CatalogError, with the old content still in place."""
         folder = self._snapshots / manifest.id
         data = encode(manifest)  # before the folder exists: a name that is not UTF-8 must not leave it empty
+        self._begin((manifest,))
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
+            folder.mkdir(mode=0o700)
+            if manifest.number != self._number:  # an adopted one
+                (self._locks / _NUMBER).unlink(missing_ok=True)
+        except FileExistsError:
+            pass
         except OSError as error:
             raise CatalogError(f"cannot create {folder}: {error.strerror}", hint=space_hint(error)) from None
         write_file(folder / "manifest.json", data)
         sync_folder(self._snapshots)
+        self._end((manifest,))
 
     def write_many(self, manifests: Iterable[Manifest]) -> dict[str, CatalogError]:
         """Store manifests that have been stored before, durably; return the error of each that could not be, by id."""
         paths = {self._snapshots / one.id / "manifest.json": one for one in manifests}
+        self._begin(paths.values())
         errors = write_files({path: encode(one) for path, one in paths.items()})
+        self._end(one for path, one in paths.items() if path not in errors)
         return {paths[path].id: error for path, error in errors.items()}
+
+    def _begin(self, manifests: Iterable[Manifest]) -> None:
+        """Note what is about to become unfinished, for `leave_swept`."""
+        for one in manifests:
+            if one.job in self._held and one.state in UNFINISHED:
+                self._held[one.job].unfinished.add(one.id)
+
+    def _end(self, manifests: Iterable[Manifest]) -> None:
+        for one in manifests:
+            if one.job in self._held and one.state not in UNFINISHED:
+                self._held[one.job].unfinished.discard(one.id)
+                self._held[one.job].pools |= dict.fromkeys(ref.pool for ref in one.refs)
 
     def write_verification(self, snapshot_id: str, verification: Verification) -> None:
         """Store the result of a verification durably."""
@@ -214,6 +268,8 @@ class Catalog:
                     (folder / name).unlink(missing_ok=True)
                 with suppress(OSError):
                     folder.rmdir()
+            for held in self._held.values():
+                held.unfinished.discard(snapshot_id)
         if snapshot_ids:
             sync_folder(self._snapshots)
 
@@ -236,8 +292,15 @@ class Catalog:
     @contextmanager
     def job_lock(self, job: str) -> Iterator[None]:
         """Hold a job's lock. Raises BusyError if another run has it, StorageError as `require_answer`."""
-        with self._lock(self._locks / f"{job}.lock", job):
-            yield
+        from snapmgr.catalog.joblock import held_lock  # noqa: PLC0415 - readers need no lock
+
+        self.require_answer()
+        with held_lock(self._locks / f"{job}.lock", job, self._snapshots) as held:
+            self._held[job] = held
+            try:
+                yield
+            finally:
+                del self._held[job]
 
     @contextmanager
     def run_lock(self, job: str) -> Iterator[None]:
@@ -245,31 +308,24 @@ class Catalog:
 
         Between the backup and the prune, while a verification may take hours, others may delete snapshots or repair.
         """
-        with self._lock(self._locks / f"{job}.run", job):
+        from snapmgr.catalog.joblock import held_lock  # noqa: PLC0415 - readers need no lock
+
+        self.require_answer()
+        with held_lock(self._locks / f"{job}.run", job, self._snapshots):
             yield
 
-    @contextmanager
-    def _lock(self, path: Path, job: str) -> Iterator[None]:
-        self.require_answer()
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise CatalogError(f"cannot open {path}: {error.strerror}", hint=space_hint(error)) from None
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "?"
-                raise BusyError(
-                    f"another run of job {job} is active (pid {holder})", hint="wait for it to end"
-                ) from None
-            # Only for error messages: on a full disk the lock works without it.
-            with suppress(OSError):
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-            yield
-        finally:
-            os.close(fd)
+    def swept_pools(self, job: str) -> tuple[Pool, ...] | None:
+        """Return the pools of a locked job's snapshots if none is unfinished; None if that takes a look at all."""
+        before = self._held[job].before if job in self._held else None
+        return before.pools if before is not None else None
+
+    def leave_swept(self, job: str, pools: Iterable[Pool], count: int | None) -> None:
+        """Let the next holder of a job's lock know that no snapshot is unfinished, if that is still so at its release.
+
+        `count` is the number of the job's snapshots, None if `swept_pools` was believed.
+        """
+        if job in self._held:
+            self._held[job].swept(pools, count)
 
     @contextmanager
     def reading(self, snapshot_id: str) -> Iterator[None]:
@@ -322,50 +378,6 @@ class Catalog:
             yield
         finally:
             os.close(fd)
-
-    # ---- leases
-
-    def leases(self) -> tuple[list[Lease], list[Damaged]]:
-        """Return all leases, oldest first, and the files that cannot be read."""
-        leases, damaged = read_records(self._leases, Lease, lambda lease: lease.id)
-        return sorted(leases, key=lambda lease: lease.created_at), damaged
-
-    def write_lease(self, lease: Lease) -> None:
-        """Store a lease durably, before anything is attached."""
-        write_file(self._leases / f"{lease.id}.json", encode(lease))
-
-    def drop_lease(self, lease: Lease) -> None:
-        """Remove a lease, after its attachment is gone; idempotent."""
-        drop_file(self._leases / f"{lease.id}.json")
-
-    # ---- schedules
-
-    def schedules(self) -> tuple[list[Schedule], list[Damaged]]:
-        """Return the schedules, ordered by job, and the files that cannot be read."""
-        return read_records(self._schedules, Schedule, lambda schedule: schedule.job)
-
-    def write_schedule(self, schedule: Schedule) -> None:
-        """Store a schedule durably."""
-        write_file(self._schedules / f"{schedule.job}.json", encode(schedule))
-
-    def drop_schedule(self, job: str) -> None:
-        """Remove a schedule; idempotent."""
-        drop_file(self._schedules / f"{job}.json")
-
-    # ---- restores
-
-    def restorations(self) -> tuple[list[RestoreRecord], list[Damaged]]:
-        """Return the running and unfinished restores, oldest first, and the files that cannot be read."""
-        restorations, damaged = read_records(self._restores, RestoreRecord, lambda record: record.token)
-        return sorted(restorations, key=lambda record: record.began_at), damaged
-
-    def write_restoration(self, record: RestoreRecord) -> None:
-        """Store a restore durably, before anything is created."""
-        write_file(self._restores / f"{record.token}.json", encode(record))
-
-    def drop_restoration(self, record: RestoreRecord) -> None:
-        """Remove the record of a restore that is complete or undone; idempotent."""
-        drop_file(self._restores / f"{record.token}.json")
 
 
 def attached_error(lease: Lease) -> InUseError:

@@ -27,6 +27,8 @@ _PLAIN_EVERY_S = 10.0
 
 def clean(text: str) -> str:
     r"""Return `text` safe for a terminal: control characters become visible, as in "\x1b"."""
+    if text.isprintable():  # the usual case, ten times as quick
+        return text
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
@@ -112,7 +114,7 @@ def end_document(error: SnapmgrError | None) -> dict[str, Any]:
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return aligned lines, the heads first. Control characters are made visible before cells are measured."""
     table = [list(heads), *([clean(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
 
 
