@@ -69,7 +69,10 @@ def fire(ctx: Context, job: Job, source: SnapshotSource, armed: Armed, trigger: 
                 evidence = _fire_locked(ctx, job, source.live, source.choice, armed=armed, trigger=trigger, sync=sync)
         source.refuse_new_places()
         return evidence
-    sync()
+    atomic = source.backend.capabilities(source.volumes).atomicity == "volume"
+    if not atomic:
+        # A storage with atomic snapshots was flushed when it was armed, and takes the rest along: no lock is waiting.
+        sync()
     if job.source == "mysql":
         with stopped(source.path) as stop:
             trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
@@ -81,7 +84,6 @@ def fire(ctx: Context, job: Job, source: SnapshotSource, armed: Armed, trigger: 
         proof = "no file changed from the seal to after the snapshot"
         evidence = _serverless_evidence(trigger, "a finished backup, sealed", proof)
         return replace(evidence, position=source.tool_backup.position, sources=source.tool_backup.sources)
-    atomic = source.backend.capabilities(source.volumes).atomicity == "volume"
     unchanged: AbstractContextManager[None] = nullcontext() if atomic else _unchanged(source.path)
     with unchanged:
         trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
