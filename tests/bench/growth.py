@@ -131,9 +131,9 @@ class Growth:
 
     def document(self) -> list[dict[str, object]]:
         """Return all samples."""
+        kinds = ("wall_s", "cpu_s", "peak_bytes", "calls")
         return [
-            {"over": part, "command": command, "calls": series.calls}
-            | {what: series.values(what) for what in ("wall_s", "cpu_s", "peak_bytes")}
+            {"over": part, "command": command, **{what: series.values(what) for what in kinds}}
             for (part, command), series in self.series.items()
         ]
 
