@@ -21,6 +21,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,20 +115,20 @@ class Growth:
         return "\n".join(lines)
 
     def costs(self) -> str:
-        """Return the Markdown table of medians."""
-        lines = [
-            "| Over | Work | Command | Wall, ms | Processor, ms | Peak, MiB | System calls |",
-            "|---|---|---|---|---|---|---|",
-        ]
-        for (part, command), series in self.series.items():
-            for work, costs in series.costs.items():
-                wall, cpu = (statistics.median(getattr(cost, what) for cost in costs) for what in ("wall_s", "cpu_s"))
-                peak = max(cost.peak_bytes for cost in costs) >> 20
-                calls = f"{series.calls[work][0]:.0f}" if work in series.calls else "-"
-                lines.append(
-                    f"| {part} | {work} | {command} | {wall * 1000:.0f} | {cpu * 1000:.0f} | {peak} | {calls} |"
-                )
-        return "\n".join(lines)
+        """Return a Markdown table of medians for each part: wall / processor time, peak of memory, system calls."""
+        tables = []
+        for part, group in groupby(self.series.items(), key=lambda item: item[0][0]):
+            rows = [(command, series) for (_, command), series in group]
+            works = sorted({work for _, series in rows for work in series.costs})
+            lines = [
+                "| " + " | ".join((part, *(f"{work:,}" for work in works))) + " |",
+                "|---" * (len(works) + 1) + "|",
+            ]
+            for command, series in rows:
+                cells = [_cell(series, work) if work in series.costs else "-" for work in works]
+                lines.append(f"| {command} | {' | '.join(cells)} |")
+            tables.append("\n".join(lines))
+        return "\n\n".join(tables)
 
     def document(self) -> list[dict[str, object]]:
         """Return all samples."""
@@ -136,6 +137,13 @@ class Growth:
             {"over": part, "command": command, **{what: series.values(what) for what in kinds}}
             for (part, command), series in self.series.items()
         ]
+
+
+def _cell(series: Series, work: int) -> str:
+    costs = series.costs[work]
+    wall, cpu = (statistics.median(getattr(cost, what) for cost in costs) * 1000 for what in ("wall_s", "cpu_s"))
+    calls = f", {series.calls[work][0]:,.0f}" if work in series.calls else ""
+    return f"{wall:,.0f} / {cpu:,.0f} ms, {max(cost.peak_bytes for cost in costs) >> 20} MiB{calls}"
 
 
 def over_snapshots(growth: Growth, size: int, scene: CommandScene) -> None:
