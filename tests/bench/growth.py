@@ -247,8 +247,8 @@ _PARTS: dict[str, tuple[Callable[[Growth, list[int]], None], list[int]]] = {
     "snapshots": (_in_one_scene(over_snapshots), [10, 100, 1000, 10_000]),
     "jobs": (_in_one_scene(over_jobs), [1, 10, 100]),
     "reflinks": (_in_one_scene(over_reflinks, "xfs"), [10, 100, 1000]),
-    "files-xfs": (_in_one_each("xfs"), [1000, 10_000, 100_000]),
-    "files-btrfs": (_in_one_each("btrfs"), [1000, 10_000, 100_000]),
+    "files-xfs": (_in_one_each("xfs"), [100, 1000, 10_000, 100_000]),
+    "files-btrfs": (_in_one_each("btrfs"), [100, 1000, 10_000, 100_000]),
 }
 
 
