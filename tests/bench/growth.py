@@ -60,11 +60,21 @@ class Series:
 class Growth:
     """The series of all parts, as they are measured."""
 
-    def __init__(self, repeats: int, budget_s: float) -> None:
+    def __init__(self, repeats: int, budget_s: float, limit_s: float) -> None:
         self.series: dict[tuple[str, str], Series] = {}
+        self.left_out: list[str] = []
+        """What was not begun, because the time was up."""
+        self._limit_s = limit_s
         self._repeats = repeats
         self._budget_s = budget_s
         self._began = time.monotonic()
+
+    def has_time(self, what: str) -> bool:
+        """Return whether another size may begin; else `what` is left out."""
+        if time.monotonic() - self._began < self._limit_s:
+            return True
+        self.left_out.append(what)
+        return False
 
     def measure(
         self,
@@ -229,7 +239,8 @@ def _in_one_scene(
     def measure(growth: Growth, sizes: list[int]) -> None:
         with command_scene(fs_type) as scene:
             for size in sizes:
-                one(growth, size, scene)
+                if growth.has_time(f"{one.__name__.removeprefix('over_')} {size:,}"):
+                    one(growth, size, scene)
 
     return measure
 
@@ -237,8 +248,9 @@ def _in_one_scene(
 def _in_one_each(fs_type: str) -> Callable[[Growth, list[int]], None]:
     def measure(growth: Growth, sizes: list[int]) -> None:
         for size in sizes:
-            with command_scene(fs_type, size_bytes=(4 << 30) + size * (32 << 10)) as scene:
-                over_files(growth, size, scene)
+            if growth.has_time(f"files, {fs_type} {size:,}"):
+                with command_scene(fs_type, size_bytes=(4 << 30) + size * (32 << 10)) as scene:
+                    over_files(growth, size, scene)
 
     return measure
 
@@ -260,13 +272,14 @@ def main() -> None:
     parser.add_argument("--largest", type=int, metavar="FILES", help="one more size for the parts over files")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget", type=float, default=15.0, help="seconds for a command and size, beyond two repeats")
+    parser.add_argument("--limit", type=float, default=15.0, help="minutes after which no other size begins")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the samples there")
     arguments = parser.parse_args()
     # So that file systems and loop devices go first.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sweep_dead()
     keep_mounts_private()
-    growth = Growth(arguments.repeats, arguments.budget)
+    growth = Growth(arguments.repeats, arguments.budget, arguments.limit * 60)
     try:
         for name in arguments.only or _PARTS:
             measure, sizes = _PARTS[name]
@@ -278,6 +291,8 @@ def main() -> None:
         if sys.stderr.isatty():
             print("\r\x1b[K", end="", file=sys.stderr)
         print(f"{growth.slopes()}\n\n{growth.costs()}")
+        if growth.left_out:
+            print(f"\nleft out after {arguments.limit:g} minutes (--limit): {'; '.join(growth.left_out)}")
         if arguments.json:
             arguments.json.write_text(json.dumps(growth.document(), indent=1) + "\n")
 
