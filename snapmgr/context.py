@@ -38,6 +38,7 @@ class Context(Struct, frozen=True, kw_only=True):
     tell: Callable[[str], None] = _ignore_line
     progress: Callable[[str, int, int], None] = _ignore_progress
     _backends: dict[str, Backend] = field(default_factory=dict)
+    _usable: set[str] = field(default_factory=set)
 
     def resolve(self, name: str) -> Entry:
         """Return the snapshot that `name` means, as `Catalog.resolve` does; tell what "latest" passes over."""
@@ -49,12 +50,14 @@ class Context(Struct, frozen=True, kw_only=True):
         Raises MissingRequirementError if a requirement is missing on this machine.
         """
         backend = self.unchecked_backend(name)
-        missing = backend.missing()
-        if missing:
-            raise MissingRequirementError(
-                f"the {name} backend cannot work here: {'; '.join(reason.what for reason in missing)}",
-                hint="; ".join(reason.hint for reason in missing),
-            )
+        if name not in self._usable:
+            missing = backend.missing()
+            if missing:
+                raise MissingRequirementError(
+                    f"the {name} backend cannot work here: {'; '.join(reason.what for reason in missing)}",
+                    hint="; ".join(reason.hint for reason in missing),
+                )
+            self._usable.add(name)
         return backend
 
     def unchecked_backend(self, name: str) -> Backend:

@@ -20,6 +20,7 @@ from snapmgr.api import (
     NotFoundError,
     NotMine,
     Reason,
+    SnapmgrError,
     StorageError,
     StorageMaker,
     Usage,
@@ -36,6 +37,7 @@ from snapmgr_btrfs import (
     locating,
     removal,
     space,
+    users,
 )
 from snapmgr_btrfs.armed import ArmedSnapshot, Member, settle
 
@@ -74,7 +76,7 @@ class BtrfsConfig(Struct, frozen=True, kw_only=True):
     folder: str = ".snapmgr"
     """Name of the folder at the top of the file system (subvolid=5) that holds the snapshots."""
     space_wait_s: float = 600.0
-    """Seconds that a deletion which waits for the space waits at most for btrfs' cleaner."""
+    """Seconds after which a deletion that waits for the space gives up, if btrfs' cleaner has freed no snapshot."""
 
     def __post_init__(self) -> None:
         if self.folder in {"", ".", ".."} or "/" in self.folder or "\0" in self.folder:
@@ -130,10 +132,10 @@ class BtrfsBackend:
         found: list[Gauge] = []
         for pool in pools:
             with self._top(pool, write=False) as top:
-                ours = filesystem.mounts_of(top.mounts, top.uuid)
+                ours = users.mounts_of(top.mounts, top.uuid)
                 where = ours[0].point if ours else top.device
                 devices = kernel.devices(top.fd)
-                found += space.gauges(space.read_spaces(filesystem.SYSFS / top.uuid, devices), devices, where, pool)
+                found += space.gauges(space.read_spaces(users.SYSFS / top.uuid, devices), devices, where, pool)
         return tuple(found)
 
     def arm(self, volumes: tuple[Volume, ...], snapshot_id: str) -> Armed:
@@ -164,7 +166,7 @@ class BtrfsBackend:
 
     def _prepare_pool(self, stack: ExitStack, pool: Pool) -> tuple[TopLevel, int]:
         top = stack.enter_context(self._top(pool, write=True))
-        space.check_room(space.read_spaces(filesystem.SYSFS / top.uuid, kernel.devices(top.fd)), top.device)
+        space.check_room(space.read_spaces(users.SYSFS / top.uuid, kernel.devices(top.fd)), top.device)
         try:
             folder_fd = top.open_folder(create=True)
         except OSError as error:
@@ -252,12 +254,33 @@ class BtrfsBackend:
 
     def delete(self, ref: SnapshotRef, *, wait: Literal["name", "space"] = "name") -> None:
         """Delete the snapshot by its UUID; a renamed one too, but not one that was moved out of the folder."""
+        (error,) = self.delete_batch((ref,), wait=wait)
+        if error is not None:
+            raise error
+
+    def delete_batch(
+        self, refs: tuple[SnapshotRef, ...], *, wait: Literal["name", "space"] = "name"
+    ) -> tuple[SnapmgrError | None, ...]:
+        """Delete the snapshots as `delete` does each, with one private mount and one commit for each file system."""
         lib = library.load()
-        with self._top(ref.pool, write=True) as top, filesystem.opened_folder(top) as folder_fd:
-            deleted = removal.remove_snapshot(lib, top, folder_fd, ref)
-            removal.commit(top)
-            if wait == "space":
-                removal.wait_for_space(lib, top, deleted, self._config.space_wait_s)
+        errors: dict[SnapshotRef, SnapmgrError] = {}
+        for pool in dict.fromkeys(ref.pool for ref in refs):
+            mine = [ref for ref in refs if ref.pool == pool]
+            try:
+                with self._top(pool, write=True) as top, filesystem.opened_folder(top) as folder_fd:
+                    batch = removal.Removal(lib, top, folder_fd)
+                    deleted: set[int | None] = set()
+                    for ref in mine:
+                        try:
+                            deleted.add(batch.remove(ref))
+                        except SnapmgrError as error:
+                            errors[ref] = error
+                    removal.commit(top)
+                    if wait == "space":
+                        removal.wait_for_space(lib, top, deleted, self._config.space_wait_s)
+            except SnapmgrError as error:
+                errors = dict.fromkeys(mine, error) | errors
+        return tuple(errors.get(ref) for ref in refs)
 
     def repair(self, found: Found) -> None:
         """Remove left-over notes and clones; a snapshot that was made writable is refused: somebody may need it."""
@@ -270,7 +293,7 @@ class BtrfsBackend:
         with self._snapshot(ref, write=False) as (top, _, entry):
             if exact:
                 return Usage(exclusive_bytes=space.exact_exclusive(top.fd, entry.info.id))
-            return Usage(exclusive_bytes=space.quota_exclusive(filesystem.SYSFS / top.uuid, entry.info.id))
+            return Usage(exclusive_bytes=space.quota_exclusive(users.SYSFS / top.uuid, entry.info.id))
 
     def _top(self, pool: Pool, *, write: bool) -> AbstractContextManager[TopLevel]:
         if not may_mount():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import uuid
 from typing import TYPE_CHECKING, Protocol, cast
 
 from snapmgr.api import MissingRequirementError, Reason, install_command
@@ -82,7 +81,9 @@ def load() -> Library:
 
 def uuid_text(raw: bytes) -> str | None:
     """Given 16 bytes, return the canonical text, or None if they are all zero."""
-    return str(uuid.UUID(bytes=raw)) if any(raw) else None
+    # An inventory asks for tens of thousands of them: uuid.UUID takes eight times as long.
+    text = raw.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}" if any(raw) else None
 
 
 def read_only(info: SubvolumeInfo) -> bool:

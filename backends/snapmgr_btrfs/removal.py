@@ -9,9 +9,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from snapmgr.api import InUseError, StorageError, format_duration
-from snapmgr_btrfs import filesystem, folder, kernel, library
+from snapmgr_btrfs import folder, kernel, library
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from snapmgr.api import Found, SnapshotRef
     from snapmgr_btrfs.filesystem import TopLevel
     from snapmgr_btrfs.folder import Entry
@@ -22,52 +24,73 @@ _WAKE_EVERY_S = 2.0
 _POLL_S = 0.1
 
 
-def remove_snapshot(lib: Library, top: TopLevel, folder_fd: int | None, ref: SnapshotRef) -> int | None:
-    """Delete the snapshot `ref` with its note; return its subvolume id, or None if it was gone.
+class Removal:
+    """Deletes snapshots of one file system; what it has to look up for one of them serves the others, too."""
 
-    Raises StorageError if something else has its name or it was moved out of the folder, InUseError if it is mounted or
-    has writable clones.
-    """
-    entry = None if folder_fd is None else _find(lib, folder_fd, ref)
-    if folder_fd is None or entry is None:
-        elsewhere = _path_elsewhere(lib, top, ref.native_id)
-        if elsewhere is not None:
-            raise StorageError(
-                f"the snapshot {ref.name} was moved to /{elsewhere} on {top.device}: it is yours then, not deleted",
-                hint=f"delete it with `btrfs subvolume delete`, or move it back into the folder {top.folder_name}",
+    def __init__(self, lib: Library, top: TopLevel, folder_fd: int | None) -> None:
+        self._lib = lib
+        self._top = top
+        self._folder_fd = folder_fd
+        self._clones: dict[str | None, list[str]] | None = None
+        self._paths: dict[str | None, str] | None = None
+
+    def remove(self, ref: SnapshotRef) -> int | None:
+        """Delete the snapshot `ref` with its note; return its subvolume id, or None if it was gone.
+
+        Raises StorageError if something else has its name or it was moved out of the folder, InUseError if it is
+        mounted or has writable clones.
+        """
+        entry = None if self._folder_fd is None else self._find(self._folder_fd, ref)
+        if self._folder_fd is None or entry is None:
+            elsewhere = self._path_of(ref.native_id)
+            if elsewhere is not None:
+                raise StorageError(
+                    f"the snapshot {ref.name} was moved to /{elsewhere} on {self._top.device}: it is yours then, not "
+                    "deleted",
+                    hint="delete it with `btrfs subvolume delete`, or move it back into the folder "
+                    f"{self._top.folder_name}",
+                )
+            if self._folder_fd is not None:
+                folder.remove_note(self._folder_fd, ref.name)
+            return None
+        clones = self._clones_of(self._folder_fd, ref.native_id)
+        if clones:
+            raise InUseError(
+                f"the snapshot {ref.name} is attached: {', '.join(clones)} on {self._top.device}",
+                hint="`snapmgr umount` it first; `snapmgr doctor --fix` removes leftovers of a crash",
             )
-        if folder_fd is not None:
-            folder.remove_note(folder_fd, ref.name)
-        return None
-    clones = folder.clones_of(lib, folder_fd, ref.native_id)
-    if clones:
-        raise InUseError(
-            f"the snapshot {ref.name} is attached: {', '.join(clones)} on {top.device}",
-            hint="`snapmgr umount` it first; `snapmgr doctor --fix` removes leftovers of a crash",
-        )
-    destroy(top, entry, idle=True)
-    folder.remove_note(folder_fd, entry.name)
-    return entry.info.id
+        destroy(self._top, entry, idle=True)
+        folder.remove_note(self._folder_fd, entry.name)
+        return entry.info.id
 
+    def _find(self, folder_fd: int, ref: SnapshotRef) -> Entry | None:
+        named = folder.look(self._lib, folder_fd, ref.name)
+        if named is None:
+            # Only one that was renamed by hand is worth a look at all that is there.
+            place, name = os.path.split(self._path_of(ref.native_id) or "")
+            renamed = folder.look(self._lib, folder_fd, name) if place == self._top.folder_name else None
+            return renamed if renamed is not None and renamed.uuid == ref.native_id else None
+        if named.uuid != ref.native_id:
+            raise StorageError(
+                f"{ref.name} in snapmgr's folder is not the snapshot {ref.native_id} but {named.uuid}: not deleted",
+                hint="another subvolume took its place; move it away and run `snapmgr doctor`",
+            )
+        return named
 
-def _find(lib: Library, folder_fd: int, ref: SnapshotRef) -> Entry | None:
-    named = folder.look(lib, folder_fd, ref.name)
-    if named is None:
-        return folder.find(lib, folder_fd, ref)
-    if named.uuid != ref.native_id:
-        raise StorageError(
-            f"{ref.name} in snapmgr's folder is not the snapshot {ref.native_id} but {named.uuid}: not deleted",
-            hint="another subvolume took its place; move it away and run `snapmgr doctor`",
-        )
-    return named
+    def _clones_of(self, folder_fd: int, native_id: str) -> list[str]:
+        if self._clones is None:
+            self._clones = folder.clones(self._lib, folder_fd)
+        return self._clones.get(native_id, [])
 
-
-def _path_elsewhere(lib: Library, top: TopLevel, native_id: str) -> str | None:
-    for path, subvolume_id in lib.SubvolumeIterator(top.fd, top=library.TOP_LEVEL_ID):
-        with suppress(OSError):  # deleted meanwhile
-            if library.uuid_text(lib.subvolume_info(top.fd, subvolume_id).uuid) == native_id:
-                return path
-    return None
+    def _path_of(self, native_id: str) -> str | None:
+        """Return the path of the subvolume with this UUID from the top level, None if there is none."""
+        if self._paths is None:
+            self._paths = {}
+            for path, subvolume_id in self._lib.SubvolumeIterator(self._top.fd, top=library.TOP_LEVEL_ID):
+                with suppress(OSError):  # deleted meanwhile
+                    info = self._lib.subvolume_info(self._top.fd, subvolume_id)
+                    self._paths[library.uuid_text(info.uuid)] = path
+        return self._paths.get(native_id)
 
 
 def remove_clone(lib: Library, top: TopLevel, folder_fd: int, record_id: str, native_id: str) -> None:
@@ -102,8 +125,7 @@ def destroy(top: TopLevel, entry: Entry, *, idle: bool) -> None:
     `idle`: whether an unused mount in another namespace keeps it, too.
     """
     path = f"/{top.folder_name}/{entry.name}"
-    points = filesystem.users(top.mounts, top.uuid, path, entry.info.id)
-    points += filesystem.users_elsewhere(top.uuid, entry.info.id, idle=idle)
+    points = top.users.of(path, entry.info.id, idle=idle)
     if points:
         message = f"{entry.name} on {top.device} is mounted: {', '.join(points)}"
         raise InUseError(message, hint="unmount it first; in another namespace (a container) end its users")
@@ -135,18 +157,25 @@ def commit(top: TopLevel) -> None:
         raise StorageError(f"cannot commit on {top.device}: {error.strerror}") from None
 
 
-def wait_for_space(lib: Library, top: TopLevel, subvolume_id: int | None, timeout_s: float) -> None:
-    """Wait until the cleaner has freed a deleted subvolume (None: all). Raises StorageError after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    wake_at = 0.0
+def wait_for_space(lib: Library, top: TopLevel, deleted: Collection[int | None], timeout_s: float) -> None:
+    """Wait until the cleaner has freed deleted subvolumes (with a None among them: all).
+
+    Raises StorageError when it has freed none for `timeout_s`.
+    """
+    left: set[int] | None = None
+    deadline = wake_at = 0.0
     while True:
-        waiting = lib.deleted_subvolumes(top.fd)
-        if not waiting or (subvolume_id is not None and subvolume_id not in waiting):
+        waiting = set(lib.deleted_subvolumes(top.fd))
+        if None not in deleted:
+            waiting &= set(deleted)
+        if not waiting:
             # Space that the cleaner released can be used after one more commit.
             commit(top)
             return
         now = time.monotonic()
-        if now >= deadline:
+        if left is None or len(waiting) < len(left):
+            left, deadline = waiting, now + timeout_s
+        elif now >= deadline:
             message = f"the space of a deleted snapshot on {top.device} was not free after {format_duration(timeout_s)}"
             raise StorageError(message, hint="btrfs continues in the background: `btrfs subvolume sync` waits for it")
         if now >= wake_at:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from snapmgr.catalog.manifest import Manifest
+    from snapmgr.catalog.summary import Summary
     from snapmgr.context import Context
     from snapmgr.contract.records import Pool
 
@@ -19,14 +20,14 @@ Presence = Literal["complete", "altered", "lost", "incomplete", "gone", "unknown
 none exists; or a storage did not answer, so that nothing is known."""
 
 
-def check_storage(ctx: Context, manifests: Iterable[Manifest]) -> dict[str, Presence]:
+def check_storage(ctx: Context, manifests: Iterable[Manifest | Summary]) -> dict[str, Presence]:
     """Return for each snapshot, by its id, whether the storage holds it; warn about storage that does not answer."""
     manifests = list(manifests)
     held: set[tuple[str, str, str]] = set()
     altered: set[tuple[str, str, str]] = set()
     lost: set[tuple[str, str, str]] = set()
     silent: set[Pool] = set()
-    for pool in dict.fromkeys(member.ref.pool for manifest in manifests for member in manifest.members):
+    for pool in dict.fromkeys(ref.pool for manifest in manifests for ref in manifest.refs):
         try:
             found = ctx.backend(pool.backend).inventory((pool,))
             lost |= lost_members(ctx, pool)
@@ -54,13 +55,13 @@ def remaining_ids(ctx: Context, manifests: Iterable[Manifest]) -> set[str]:
 
 
 def _judge(
-    manifest: Manifest,
+    manifest: Manifest | Summary,
     held: set[tuple[str, str, str]],
     altered: set[tuple[str, str, str]],
     lost: set[tuple[str, str, str]],
     silent: set[Pool],
 ) -> Presence:
-    refs = [member.ref for member in manifest.members]
+    refs = manifest.refs
     if any(ref.pool in silent for ref in refs):
         return "unknown"
     existing = sum(ref.identity in held or ref.identity in altered for ref in refs)

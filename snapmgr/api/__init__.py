@@ -6,6 +6,7 @@ Only plugins and the contract suite import this package; the rest of snapmgr imp
 from snapmgr.contract.abilities import (
     AlterationCheck,
     AutoExtending,
+    BatchDeleting,
     Benchmarked,
     CapacityReporting,
     ClientMount,
@@ -78,6 +79,7 @@ __all__ = [
     "Attachment",
     "AutoExtending",
     "Backend",
+    "BatchDeleting",
     "BenchStorage",
     "Benchmarked",
     "BlockDevice",

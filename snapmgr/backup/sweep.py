@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from snapmgr.access.attach import release
-from snapmgr.access.deletion import delete, intended_pools, remove_traces
+from snapmgr.access.deletion import delete_all, intended_pools, remove_traces
 from snapmgr.backup.publish import publish
 from snapmgr.capacity.lost import mark_all_lost
 from snapmgr.catalog.inplace import refuse_unfinished_inplace
@@ -17,7 +18,7 @@ from snapmgr.contract.errors import SnapmgrError, StorageError
 from snapmgr.system.host import is_alive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from snapmgr.context import Context
 
@@ -43,29 +44,44 @@ def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
     for manifest in manifests:
         _refuse_hanging(manifest)
     failures: list[SnapmgrError] = []
-
-    def attempt(step: Callable[[], None]) -> None:
+    for error in chain(_release_abandoned(ctx, job), _finish_pendings(ctx, job, manifests), _delete(ctx, manifests)):
         # A foreign object in the way, or storage that is gone, must not prevent every backup from then on.
-        try:
-            step()
-        except SnapmgrError as error:
+        if error is not None:
             ctx.tell(f"cleanup failed and will be tried again: {error.message}")
             failures.append(error)
+    lost = mark_all_lost(ctx, [entry.manifest for entry in ctx.catalog.entries(job)[0]])
+    return (*failures, *lost)
 
+
+def _release_abandoned(ctx: Context, job: str) -> Iterator[SnapmgrError | None]:
     for lease in ctx.catalog.leases()[0]:
         if not lease.stays and not is_alive(lease.holder) and lease.snapshot_id.startswith(job + "."):
             ctx.tell(f"releasing {lease.snapshot_id}, which a killed {lease.why} had attached")
-            attempt(partial(release, ctx, lease))
+            yield _failure(partial(release, ctx, lease))
+
+
+def _finish_pendings(ctx: Context, job: str, manifests: list[Manifest]) -> Iterator[SnapmgrError | None]:
     # One limit for all of them: after a week without the store, seven would delay every backup.
     until = time.monotonic() + job_settle_timeout_s(ctx, job)
     for manifest in manifests:
         if manifest.state == "pending":
-            attempt(partial(finish_pending, ctx, manifest, settle_timeout_s=max(until - time.monotonic(), _LEAST_S)))
-        elif manifest.state == "deleting":
-            ctx.tell(f"{manifest.id}: finishing its deletion")
-            attempt(partial(delete, ctx, manifest.id))
-    lost = mark_all_lost(ctx, [entry.manifest for entry in ctx.catalog.entries(job)[0]])
-    return (*failures, *lost)
+            left_s = max(until - time.monotonic(), _LEAST_S)
+            yield _failure(partial(finish_pending, ctx, manifest, settle_timeout_s=left_s))
+
+
+def _delete(ctx: Context, manifests: list[Manifest]) -> Iterator[SnapmgrError | None]:
+    deleting = [manifest for manifest in manifests if manifest.state == "deleting"]
+    for manifest in deleting:
+        ctx.tell(f"{manifest.id}: finishing its deletion")
+    yield from (error for _, error in delete_all(ctx, deleting))
+
+
+def _failure(step: Callable[[], None]) -> SnapmgrError | None:
+    try:
+        step()
+    except SnapmgrError as error:
+        return error
+    return None
 
 
 def _refuse_hanging(manifest: Manifest) -> None:

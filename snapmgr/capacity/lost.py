@@ -71,7 +71,7 @@ def _delete_lost(ctx: Context, manifest: Manifest, capacities: Mapping[PoolKey, 
     """
     with ctx.catalog.deleting(manifest.id):
         for member in manifest.members:
-            if overflowed_series((member,), capacities):
+            if overflowed_series((member.ref,), capacities):
                 ctx.backend(member.ref.backend).delete(member.ref)
 
 
@@ -87,7 +87,7 @@ def mark_all_lost(ctx: Context, manifests: Iterable[Manifest]) -> tuple[SnapmgrE
     for manifest in manifests:
         try:
             if manifest.state == "broken":
-                if overflowed_series(manifest.members, capacities):
+                if overflowed_series(manifest.refs, capacities):
                     _delete_lost(ctx, manifest, capacities)
             elif (lost := mark_lost(ctx, manifest, capacities)) is not None:
                 ctx.tell(f"warning: {lost.message}")

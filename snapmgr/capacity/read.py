@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from snapmgr.catalog.manifest import Lease, Manifest
     from snapmgr.catalog.store import Catalog
+    from snapmgr.catalog.summary import Summary
     from snapmgr.config.model import Job
     from snapmgr.context import Context
     from snapmgr.contract.records import Pool, PoolKey, Reason, Reservoir, Volume
@@ -55,7 +56,7 @@ def read_capacity(catalog: Catalog, pool: Pool) -> PoolCapacity | None:
     return None
 
 
-def read_capacities(catalog: Catalog, manifests: Iterable[Manifest]) -> Capacities:
+def read_capacities(catalog: Catalog, manifests: Iterable[Manifest | Summary]) -> Capacities:
     """Return the samples of the pools of READY snapshots. Raises MissingRequirementError without the right to read."""
     capacities = {}
     for pool in _pools(manifests):
@@ -65,13 +66,18 @@ def read_capacities(catalog: Catalog, manifests: Iterable[Manifest]) -> Capaciti
     return capacities
 
 
-def sample_capacity(ctx: Context, manifests: Iterable[Manifest]) -> Capacities:
-    """Sample the storage of these snapshots, each pool once, and keep the samples; skip pools that cannot run full.
+def sample_capacity(ctx: Context, manifests: Iterable[Manifest | Summary]) -> Capacities:
+    """Sample the storage of these snapshots as `sample_pools` does."""
+    return sample_pools(ctx, _pools(manifests))
+
+
+def sample_pools(ctx: Context, pools: Iterable[Pool]) -> Capacities:
+    """Sample each of these pools, and keep the samples; skip pools that cannot run full.
 
     Warns about a pool that does not answer, and leaves it out.
     """
     capacities = {}
-    for pool in _pools(manifests):
+    for pool in pools:
         try:
             require_pools_answer((pool,), ctx.mounter.mounts())
             capacity = sample_pool(ctx, pool)
@@ -111,8 +117,8 @@ def _path(catalog: Catalog, pool: Pool) -> Path:
     return catalog.path / "capacity" / f"{name}.json"
 
 
-def _pools(manifests: Iterable[Manifest]) -> dict[Pool, None]:
-    return dict.fromkeys(member.ref.pool for manifest in manifests for member in manifest.members)
+def _pools(manifests: Iterable[Manifest | Summary]) -> dict[Pool, None]:
+    return dict.fromkeys(ref.pool for manifest in manifests for ref in manifest.refs)
 
 
 def lost_members(ctx: Context, pool: Pool) -> set[tuple[str, str, str]]:
@@ -183,9 +189,9 @@ def examine_room(ctx: Context, job: Job, volumes: tuple[Volume, ...]) -> Room:
         return Room(warnings=("; ".join(alarms),) if alarms else (), refusal=None)
     pools = {volume.pool.key for volume in volumes}
     held = Counter(
-        entry.manifest.job
-        for entry in ctx.catalog.entries()[0]
-        if entry.manifest.state == "ready" and any(one.ref.pool.key in pools for one in entry.manifest.members)
+        one.job
+        for one in ctx.catalog.summaries()[0]
+        if one.state == "ready" and any(ref.pool.key in pools for ref in one.refs)
     )
     users = ", ".join(f"{count} of job {name}" for name, count in sorted(held.items())) or "none of snapmgr's"
     refusal = ShortOfSpaceError(

@@ -15,9 +15,12 @@ from snapmgr.contract.units import format_duration, format_size, part_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from snapmgr.catalog.manifest import Manifest, Member
+    from snapmgr.catalog.manifest import Manifest
+    from snapmgr.catalog.summary import StoredPart, Summary
     from snapmgr.config.model import Job
-    from snapmgr.contract.records import Gauge, Pool, PoolKey, Reservoir
+    from snapmgr.contract.records import Gauge, Pool, PoolKey, Reservoir, SnapshotRef
+
+    _Ref = SnapshotRef | StoredPart
 
 _OVERFLOWED = "its CoW table overflowed"
 """The reason of a snapshot that was lost because its own space ran out begins with this."""
@@ -221,11 +224,11 @@ def _slope(points: Sequence[tuple[datetime, int]]) -> float | None:
     return over / sum((time - middle) ** 2 for time in times)
 
 
-def overflow_reason(manifest: Manifest, capacities: Mapping[PoolKey, PoolCapacity]) -> str | None:
+def overflow_reason(manifest: Manifest | Summary, capacities: Mapping[PoolKey, PoolCapacity]) -> str | None:
     """Return why a snapshot is lost, as the reason of its manifest, or None; one lost member of a set is enough."""
-    for series in overflowed_series(manifest.members, capacities):
+    for series in overflowed_series(manifest.refs, capacities):
         if series.full_since is not None:
-            last_good = series.last.at if series.last is not None else manifest.taken_at or manifest.created_at
+            last_good = series.last.at if series.last is not None else manifest.at
             # The clock may have been set back meanwhile.
             first, then = sorted((last_good, series.full_since))
             size = format_size(series.size_bytes)
@@ -233,14 +236,12 @@ def overflow_reason(manifest: Manifest, capacities: Mapping[PoolKey, PoolCapacit
     return None
 
 
-def overflowed_series(
-    members: Iterable[Member], capacities: Mapping[PoolKey, PoolCapacity]
-) -> tuple[CapacitySeries, ...]:
+def overflowed_series(refs: Iterable[_Ref], capacities: Mapping[PoolKey, PoolCapacity]) -> tuple[CapacitySeries, ...]:
     """Return the series of the overflowed members of a snapshot that still exist in the storage."""
-    return tuple(series for series in own_series(members, capacities) if series.full_since is not None)
+    return tuple(series for series in own_series(refs, capacities) if series.full_since is not None)
 
 
-def was_overflowed(manifest: Manifest) -> bool:
+def was_overflowed(manifest: Manifest | Summary) -> bool:
     """Return whether a snapshot is BROKEN because it overflowed."""
     return manifest.state == "broken" and (manifest.reason or "").startswith(_OVERFLOWED)
 
@@ -342,13 +343,16 @@ class Reading(Struct, frozen=True, kw_only=True):
 
 
 def readings_of(
-    manifests: Iterable[Manifest], capacities: Mapping[PoolKey, PoolCapacity], limits: CapacityLimits, now: datetime
+    manifests: Iterable[Manifest | Summary],
+    capacities: Mapping[PoolKey, PoolCapacity],
+    limits: CapacityLimits,
+    now: datetime,
 ) -> tuple[Reading, ...]:
     """Return a reading of all space that these snapshots use: first the shared space, then the own space of each."""
-    manifests = list(manifests)
+    manifests = list(manifests) if capacities else []
     volumes: dict[PoolKey, set[str]] = {}
-    for member in (member for manifest in manifests for member in manifest.members):
-        volumes.setdefault(member.ref.pool.key, set()).add(member.ref.volume_id)
+    for ref in (ref for manifest in manifests for ref in manifest.refs):
+        volumes.setdefault(ref.identity[:2], set()).add(ref.volume_id)
     found: list[tuple[CapacitySeries, datetime | None]] = [
         (series, None)
         for key, ids in volumes.items()
@@ -357,8 +361,9 @@ def readings_of(
         # A job on one thin pool does not depend on another pool in the same volume group.
         if not series.volume_ids or not ids.isdisjoint(series.volume_ids)
     ]
-    for manifest in manifests:
-        found += [(series, manifest.taken_at) for series in own_series(manifest.members, capacities)]
+    if any(series.native_id for capacity in capacities.values() for series in capacity.series):
+        for manifest in manifests:
+            found += [(series, manifest.at) for series in own_series(manifest.refs, capacities)]
     readings = []
     for series, since in found:
         expected = forecast(series, now, since)
@@ -366,12 +371,12 @@ def readings_of(
     return tuple(readings)
 
 
-def own_series(members: Iterable[Member], capacities: Mapping[PoolKey, PoolCapacity]) -> tuple[CapacitySeries, ...]:
+def own_series(refs: Iterable[_Ref], capacities: Mapping[PoolKey, PoolCapacity]) -> tuple[CapacitySeries, ...]:
     """Return the series of the own space of a snapshot's members, as far as it was sampled."""
     found = []
-    for member in members:
-        capacity = capacities.get(member.ref.pool.key)
-        series = capacity.of_snapshot(member.ref.native_id) if capacity is not None else None
+    for ref in refs:
+        capacity = capacities.get(ref.identity[:2])
+        series = capacity.of_snapshot(ref.native_id) if capacity is not None else None
         if series is not None:
             found.append(series)
     return tuple(found)

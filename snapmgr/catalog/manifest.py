@@ -34,6 +34,8 @@ HIDDEN_NAME = re.compile(r"\.snapmgr-restore-(?P<token>[0-9a-f]{16})")
 """`RestoreRecord.hidden`."""
 
 State = Literal["pending", "ready", "deleting", "broken"]
+UNFINISHED: tuple[State, ...] = ("pending", "deleting")
+"""What only a run that is active or was interrupted leaves."""
 Purpose = Literal["mount", "verify", "prepare", "restore", "position", "clone"]
 Level = Literal["none", "backup-lock", "global-read-lock", "freeze-process", "stopped", "crash-consistent"]
 
@@ -165,6 +167,16 @@ class Manifest(Struct, frozen=True, kw_only=True):
     def backend(self) -> str:
         """Name of the backend of its members."""
         return self.intents[0].pool.backend if self.intents else "?"
+
+    @property
+    def at(self) -> datetime:
+        """When it was taken, or when its backup began if it was not taken."""
+        return self.taken_at or self.created_at
+
+    @property
+    def refs(self) -> tuple[SnapshotRef, ...]:
+        """The snapshots of its members."""
+        return tuple(member.ref for member in self.members)
 
     @property
     def short_id(self) -> str:
@@ -331,7 +343,6 @@ _AnyRecord = TypeVar("_AnyRecord", bound=Struct)
 
 class _Versioned(msgspec.Struct):
     schema: int
-    number: int = 0
 
 
 def new_id(job: str, now: datetime) -> str:
@@ -368,11 +379,3 @@ def decode(data: bytes, kind: type[_AnyRecord], where: str) -> _AnyRecord:
             f"{where} is damaged: {problem_of(error)}",
             hint="restore it from the copy beside the snapshot, or see: snapmgr doctor",
         ) from None
-
-
-def read_number(data: bytes) -> int:
-    """Return a manifest's number without reading the rest; 0 if it is damaged."""
-    try:
-        return msgspec.json.decode(data, type=_Versioned).number
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return 0

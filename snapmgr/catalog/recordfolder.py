@@ -13,7 +13,7 @@ from snapmgr.contract.errors import CatalogError, MissingRequirementError, NotFo
 from snapmgr.system.files import read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _Record = TypeVar("_Record", Lease, Schedule, RestoreRecord)
 
@@ -50,19 +50,30 @@ def require_name(path: Path, name: str) -> None:
         raise CatalogError(f"{path} has a wrong name: by its contents it should be {name}")
 
 
-def names_in(folder: Path) -> Iterator[str]:
-    """Yield the names in a folder but hidden ones.
+def names_in(folder: Path) -> list[str]:
+    """Return the names in a folder but hidden ones. Raises as `folders_in`."""
+    folders, others = folders_in(folder)
+    return [*folders, *others]
+
+
+def folders_in(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the names of the folders in a folder, and the other names in it (symlinks too), but no hidden ones.
 
     Raises MissingRequirementError without the privilege to read it, CatalogError if it cannot be read.
     """
+    folders: list[str] = []
+    others: list[str] = []
     try:
         with os.scandir(folder) as entries:
-            yield from [entry.name for entry in entries if not entry.name.startswith(".")]
+            for entry in entries:
+                if not entry.name.startswith("."):
+                    (folders if entry.is_dir(follow_symlinks=False) else others).append(entry.name)
     except FileNotFoundError:
-        return
+        return [], []
     except PermissionError:
         raise MissingRequirementError(
             f"no permission to read {folder}", hint="run as root, or set state_dir to a folder of yours"
         ) from None
     except OSError as error:
         raise CatalogError(f"cannot read {folder}: {error.strerror}", hint="see: snapmgr doctor") from None
+    return folders, others

@@ -143,7 +143,8 @@ def _summary(outcome: Outcome) -> str:
         from snapmgr.cli.documents import show_held
 
         frozen = f", server frozen {format_duration(quiesce.frozen_s)}" if quiesce.level == "freeze-process" else ""
-        parts.append(f"{quiesce.level}: waited {format_duration(quiesce.waited_s)}, held {show_held(manifest)}{frozen}")
+        held = show_held(quiesce.level, quiesce.held_s)
+        parts.append(f"{quiesce.level}: waited {format_duration(quiesce.waited_s)}, held {held}{frozen}")
     if manifest.physical is not None:
         record = manifest.physical
         applied = f", applied in {format_duration(record.apply_s)}" if record.base else ""

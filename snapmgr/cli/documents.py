@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
     from snapmgr.backup.run import BackupPlan
     from snapmgr.capacity.series import Reading
-    from snapmgr.catalog.manifest import Lease, Manifest, SourcePosition, Verification
+    from snapmgr.catalog.manifest import Lease, Level, SourcePosition, Verification
     from snapmgr.catalog.store import Entry
+    from snapmgr.catalog.summary import Result
     from snapmgr.keep.prune import Pruned
     from snapmgr.retention import Decision
 
@@ -41,17 +42,19 @@ def show_time(at: datetime | None) -> str:
     return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def show_held(manifest: Manifest) -> str:
+def show_held(level: Level | None, held_s: float) -> str:
     """Return to print how long the source was locked or frozen."""
-    quiesce = manifest.quiesce
-    return "-" if quiesce is None or quiesce.level in ("none", "crash-consistent") else format_duration(quiesce.held_s)
+    return "-" if level in (None, "none", "crash-consistent") else format_duration(held_s)
 
 
 def show_verified(verification: Verification | None) -> str:
     """Return to print when it was verified."""
-    if verification is None:
-        return "-"
-    return {"passed": "", "partly": "partly ", "failed": "FAILED "}[verification.result] + show_time(verification.at)
+    return "-" if verification is None else show_result(verification.result, verification.at)
+
+
+def show_result(result: Result | None, at: datetime | None) -> str:
+    """Return to print the result of the last verification, and when it was."""
+    return "-" if result is None else {"passed": "", "partly": "partly ", "failed": "FAILED "}[result] + show_time(at)
 
 
 def show_findings(verification: Verification) -> Iterator[str]:
@@ -62,9 +65,9 @@ def show_findings(verification: Verification) -> Iterator[str]:
     yield from (f"FAILED: {one}" for one in verification.failures)
 
 
-def show_pin(manifest: Manifest) -> str:
+def show_pin(reason: str | None) -> str:
     """Return to print that a snapshot is pinned, and why."""
-    return f"pinned ({manifest.pin_reason})" if manifest.pin_reason else "pinned"
+    return f"pinned ({reason})" if reason else "pinned"
 
 
 def capacity(reading: Reading, now: datetime) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,12 @@ from snapmgr.contract.errors import EXIT_OK, ConfigError, NotFoundError, Snapmgr
 from snapmgr.contract.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from snapmgr.capacity.read import Capacities
-    from snapmgr.catalog.manifest import Lease, Manifest
+    from snapmgr.catalog.manifest import Lease
     from snapmgr.catalog.store import Catalog, Entry
+    from snapmgr.catalog.summary import Summary
     from snapmgr.cli.session import Session
     from snapmgr.contract.records import PoolKey, SnapshotRef
 
@@ -48,29 +50,37 @@ def command(session: Session, job: str | None, *, size: bool) -> int:
     are named on stderr, and the exit code is 1.
     """
     catalog = session.catalog()
-    entries, damaged = catalog.entries(job)
+    found, damaged = catalog.summaries(job)
     leases, damaged_leases = catalog.leases()
-    if job is not None and job not in session.config().jobs and not entries and not damaged:
+    if job is not None and job not in session.config().jobs and not found and not damaged:
         raise ConfigError(f"there is no job {job!r}, and no snapshot of one", hint="see: snapmgr list")
     problems = session.damaged([*damaged, *damaged_leases])
     code = 1 if problems else EXIT_OK
-    sizes = _sizes(session, entries) if size else None
+    sizes = _sizes(session, found) if size else None
     if session.json:
         from snapmgr.cli.documents import snapshot
 
         listed = [
-            snapshot(entry, leases) | {"exclusive_bytes": (sizes or {}).get(entry.manifest.id)} for entry in entries
+            snapshot(entry, leases) | {"exclusive_bytes": (sizes or {}).get(entry.manifest.id)}
+            for entry in _loaded(catalog, found)
         ]
         session.document(code, snapshots=listed, damaged=problems)
     else:
-        _print(entries, leases, catalog, sizes)
-        if not entries:
+        _print(found, leases, catalog, sizes)
+        if not found:
             lost = "" if catalog.path.exists() else ", which does not exist; if it was lost, see: snapmgr doctor"
             session.console.tell("no snapshots" + (f" of job {job}" if job else "") + f" in {catalog.path}{lost}")
     return code
 
 
-def _sizes(session: Session, entries: list[Entry]) -> dict[str, int]:
+def _loaded(catalog: Catalog, found: Iterable[Summary]) -> Iterator[Entry]:
+    """Yield the snapshots with all that their manifests say, but those that were deleted meanwhile."""
+    for one in found:
+        with suppress(NotFoundError):
+            yield catalog.load(one.id)
+
+
+def _sizes(session: Session, found: list[Summary]) -> dict[str, int]:
     """Return what deleting each READY snapshot would free, for those whose storage can tell, by id.
 
     Where it cannot tell cheaply it may look at every extent or file: seconds for each snapshot. Warn about a pool that
@@ -93,9 +103,10 @@ def _sizes(session: Session, entries: list[Entry]) -> dict[str, int]:
         return None
 
     sizes = {}
-    ready = [entry.manifest for entry in entries if entry.manifest.state == "ready"]
-    for number, manifest in enumerate(ready):
+    ready = [one for one in found if one.state == "ready"]
+    for number, entry in enumerate(_loaded(ctx.catalog, ready)):
         ctx.progress("measuring snapshots", number, len(ready))
+        manifest = entry.manifest
         parts = [size_of(member.ref) for member in manifest.members]
         known = [part for part in parts if part is not None]
         if len(known) == len(parts):
@@ -103,31 +114,32 @@ def _sizes(session: Session, entries: list[Entry]) -> dict[str, int]:
     return sizes
 
 
-def _print(entries: list[Entry], leases: list[Lease], catalog: Catalog, sizes: Mapping[str, int] | None) -> None:
+def _print(found: list[Summary], leases: list[Lease], catalog: Catalog, sizes: Mapping[str, int] | None) -> None:
     from snapmgr.capacity.read import read_capacities
-    from snapmgr.cli.documents import show_held, show_time, show_verified
+    from snapmgr.cli.documents import show_held, show_result, show_time
 
     now = datetime.now(UTC)
-    capacities = read_capacities(catalog, (entry.manifest for entry in entries if entry.manifest.state == "ready"))
+    capacities = read_capacities(catalog, (one for one in found if one.state == "ready"))
+    used = {lease.snapshot_id for lease in leases}
     heads = _HEADS if sizes is None else (*_HEADS[:-1], "SIZE", _HEADS[-1])
     rows = [
         (
-            entry.manifest.short_id,
-            entry.manifest.job,
-            show_time(entry.manifest.taken_at or entry.manifest.created_at),
-            entry.manifest.state,
-            entry.manifest.quiesce.level if entry.manifest.quiesce else "-",
-            show_held(entry.manifest),
-            show_verified(entry.verification),
-            *([] if sizes is None else [_size(sizes.get(entry.manifest.id))]),
+            one.short_id,
+            one.job,
+            show_time(one.at),
+            one.state,
+            one.level or "-",
+            show_held(one.level, one.held_s),
+            show_result(one.result, one.verified_at),
+            *([] if sizes is None else [_size(sizes.get(one.id))]),
             ", ".join(
                 [
-                    *_notes(entry, [lease for lease in leases if lease.snapshot_id == entry.manifest.id]),
-                    *_capacity(entry.manifest, capacities, now),
+                    *_notes(one, [lease for lease in leases if lease.snapshot_id == one.id] if one.id in used else ()),
+                    *_capacity(one, capacities, now),
                 ]
             ),
         )
-        for entry in entries
+        for one in found
     ]
     if not rows:
         return
@@ -143,23 +155,23 @@ def _size(size_bytes: int | None) -> str:
     return "-" if size_bytes is None else format_size(size_bytes)
 
 
-def _capacity(manifest: Manifest, capacities: Capacities, now: datetime) -> Iterator[str]:
+def _capacity(one: Summary, capacities: Capacities, now: datetime) -> Iterator[str]:
     from snapmgr.capacity.series import forecast, own_series
 
-    if manifest.state != "ready":
+    if one.state != "ready" or not capacities:
         return
-    for series in own_series(manifest.members, capacities):
-        words = forecast(series, now, manifest.taken_at).words(now)
+    for series in own_series(one.refs, capacities):
+        words = forecast(series, now, one.at).words(now)
         yield f"{series.share:.0%} full" + (f", {words}" if words else "")
 
 
-def _notes(entry: Entry, leases: list[Lease]) -> list[str]:
+def _notes(one: Summary, leases: Iterable[Lease]) -> list[str]:
     from snapmgr.cli.documents import show_pin
 
-    notes = [show_pin(entry.manifest)] if entry.manifest.pinned else []
+    notes = [show_pin(one.pin_reason)] if one.pinned else []
     notes += [f"{_USES.get(lease.why, lease.why)} at {lease.point}" + _port(lease) for lease in leases]
-    if entry.manifest.reason:
-        notes.append(entry.manifest.reason)
+    if one.reason:
+        notes.append(one.reason)
     return notes
 
 

@@ -26,7 +26,7 @@ _PLAIN_EVERY_S = 10.0
 
 def clean(text: str) -> str:
     r"""Return `text` safe for a terminal: control characters become visible, as in "\x1b"."""
-    if text.isascii() and text.isprintable():
+    if text.isprintable():  # the usual case, which needs no regular expression
         return text
     import re
 
@@ -115,7 +115,7 @@ def end_document(error: SnapmgrError | None) -> dict[str, Any]:
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return aligned lines, the heads first. Control characters are made visible before cells are measured."""
     table = [list(heads), *([clean(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from snapmgr.keep.prune import Pruned
     from snapmgr.retention import PrunePlan
 
+# In a snapshot's id its time and its random part follow the job.
+_ID_TAIL = 2
+
 
 @click.command(
     epilog="""\b
@@ -51,9 +54,10 @@ def command(session: Session, jobs: tuple[str, ...], *, dry_run: bool) -> int:
 
 def _name_orphans(session: Session, ctx: Context) -> None:
     orphans: dict[str, int] = {}
-    for entry in ctx.catalog.entries()[0]:
-        if entry.manifest.job not in ctx.config.jobs:
-            orphans[entry.manifest.job] = orphans.get(entry.manifest.job, 0) + 1
+    for name in ctx.catalog.names():
+        job, *rest = name.rsplit(".", 2)
+        if len(rest) == _ID_TAIL and job not in ctx.config.jobs:
+            orphans[job] = orphans.get(job, 0) + 1
     for job, count in orphans.items():
         session.console.warn(f"job {job} is no longer configured: its snapshots ({count}) are not changed")
 

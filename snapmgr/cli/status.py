@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from msgspec.structs import asdict, replace
 
 from snapmgr.cli.output import format_table, print_lines
 from snapmgr.cli.params import JobName, json_option
-from snapmgr.contract.errors import EXIT_OK, ConfigError, StorageError
+from snapmgr.contract.errors import EXIT_OK, ConfigError, NotFoundError, StorageError
 from snapmgr.contract.units import format_duration
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from snapmgr.catalog.manifest import Lease
     from snapmgr.catalog.store import Catalog
+    from snapmgr.catalog.summary import Summary
     from snapmgr.cli.session import Session
     from snapmgr.doctor.status import JobStatus, Problem
 
@@ -63,15 +65,18 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
         raise ConfigError(f"no job is configured in {session.config().files[0]}", hint="see: snapmgr config init")
     ctx = session.context()
     catalog = ctx.catalog
-    entries, damaged = catalog.entries()
+    snapshots, damaged = catalog.summaries()
     schedules, damaged_schedules = catalog.schedules()
     leases, damaged_leases = catalog.leases()
     clones = [lease for lease in leases if lease.why == "clone" and (not jobs or job_of(lease.snapshot_id) in jobs)]
     problems = session.damaged([*damaged, *damaged_schedules, *damaged_leases])
     by_job = {schedule.job: schedule for schedule in schedules}
     now, zone = datetime.now(UTC), local_zone()
-    names = {job.name for job in chosen}
-    ready = [one.manifest for one in entries if one.manifest.state == "ready" and one.manifest.job in names]
+    of_job: dict[str, list[Summary]] = {job.name: [] for job in chosen}
+    for one in snapshots:
+        if one.job in of_job:
+            of_job[one.job].append(one)
+    ready = [one for listed in of_job.values() for one in listed if one.state == "ready"]
     capacities = read_capacities(catalog, ready)
     # Without root most storage cannot be read, nor a sample kept.
     if os.access(catalog.path, os.W_OK):
@@ -79,8 +84,7 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
     unwritable = list(_unwritable(catalog))
     found = []
     for job in chosen:
-        of_job = [entry for entry in entries if entry.manifest.job == job.name]
-        status = judge(job, of_job, by_job.get(job.name), now, zone, capacities=capacities)
+        status = judge(job, of_job[job.name], by_job.get(job.name), now, zone, capacities=capacities)
         found.append(replace(status, problems=(*unwritable, *status.problems)))
     orphans = [] if jobs else [name for name in by_job if name not in session.config().jobs]
     bad = [one for one in found if one.problems]
@@ -88,7 +92,7 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
     if session.json:
         session.document(
             code,
-            jobs=[_document(one, now) for one in found],
+            jobs=[_document(catalog, one, now) for one in found],
             clones=[mount(lease) for lease in clones],
             damaged=problems,
             scheduled_but_not_configured=orphans,
@@ -123,9 +127,9 @@ def _lines(found: list[JobStatus], bad: list[JobStatus], damaged: int, orphans: 
         (
             one.job,
             "PROBLEM" if one.problems else "ok",
-            show_time(one.newest.manifest.taken_at) if one.newest else "-",
+            show_time(one.newest.at) if one.newest else "-",
             format_duration(one.age_s) if one.age_s is not None else "-",
-            show_time(one.verified.manifest.taken_at) if one.verified else "-",
+            show_time(one.verified.at) if one.verified else "-",
             show_time(one.next_due) if one.next_due else "-",
         )
         for one in found
@@ -168,18 +172,26 @@ def _verdict(found: list[JobStatus], bad: list[JobStatus], damaged: int, orphans
     return f"OK: {count}{age}{but}"
 
 
-def _document(one: JobStatus, now: datetime) -> dict[str, Any]:
-    from snapmgr.cli.documents import capacity, iso, snapshot
+def _snapshot(catalog: Catalog, one: Summary | None) -> dict[str, Any] | None:
+    from snapmgr.cli.documents import snapshot
+
+    with suppress(NotFoundError):  # deleted meanwhile
+        return snapshot(catalog.load(one.id), ()) if one is not None else None
+    return None
+
+
+def _document(catalog: Catalog, one: JobStatus, now: datetime) -> dict[str, Any]:
+    from snapmgr.cli.documents import capacity, iso
 
     return {
         "job": one.job,
         "ok": not one.problems,
         "watched": one.watched,
         "problems": [asdict(problem) for problem in one.problems],
-        "newest_ready": snapshot(one.newest, ()) if one.newest else None,
+        "newest_ready": _snapshot(catalog, one.newest),
         "age_s": one.age_s,
-        "newest_verified": snapshot(one.verified, ()) if one.verified else None,
-        "newest_failed": snapshot(one.failed, ()) if one.failed else None,
+        "newest_verified": _snapshot(catalog, one.verified),
+        "newest_failed": _snapshot(catalog, one.failed),
         "expression": one.schedule.expression if one.schedule else None,
         "next_due": iso(one.next_due),
         "overdue_since": iso(one.overdue_since),

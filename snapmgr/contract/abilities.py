@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from snapmgr.contract.errors import SnapmgrError
     from snapmgr.contract.records import (
         AttachRecord,
         BenchStorage,
@@ -35,6 +36,20 @@ class CapacityReporting(Protocol):
         A shared space has the name that `Backend.headroom` gives it. Cheap: a few programs for each pool, whatever its
         size. A lost snapshot has ``valid=False``. A pool without any limit has no gauge. A missing pool raises
         StorageError.
+        """
+
+
+@runtime_checkable
+class BatchDeleting(Protocol):
+    """A storage that deletes many snapshots for little more than the cost of one."""
+
+    def delete_batch(
+        self, refs: tuple[SnapshotRef, ...], *, wait: Literal["name", "space"] = "name"
+    ) -> tuple[SnapmgrError | None, ...]:
+        """Delete snapshots as `Backend.delete` deletes each; return for each its error, None if it is gone durably.
+
+        An error of one does not keep the others; one of a pool is that of each snapshot in it. `refs` are about 100 at
+        most; with "space", of names that are gone already, any number.
         """
 
 

@@ -16,7 +16,8 @@ from snapmgr.access.attach import part_point
 from snapmgr.capacity.read import attachment_problem, sample_pool
 from snapmgr.capacity.series import capacity_limits
 from snapmgr.catalog.inplace import inplace_records
-from snapmgr.catalog.manifest import GONE, SCHEMA
+from snapmgr.catalog.manifest import GONE, SCHEMA, UNFINISHED
+from snapmgr.catalog.summary import summarize
 from snapmgr.config.plugins import list_plugins
 from snapmgr.contract.errors import CatalogError, ConfigError, NotFoundError, SnapmgrError
 from snapmgr.contract.records import NotMine, Pool
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
     from snapmgr.catalog.manifest import Lease, LeasePart
     from snapmgr.catalog.recordfolder import Damaged
-    from snapmgr.catalog.store import Catalog, Entry
+    from snapmgr.catalog.store import Catalog
+    from snapmgr.catalog.summary import Summary
     from snapmgr.config.model import Job
     from snapmgr.context import Context
     from snapmgr.contract.records import Mount, PoolKey, Reason
@@ -61,9 +63,9 @@ def collect_facts(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool
     before = _active_runs(catalog)
     pool_facts = tuple(_read_pools(ctx, pools, named))
     # After the storage: the catalog knows a snapshot or a clone before it exists.
-    entries, damaged = catalog.entries()
+    snapshots, damaged = catalog.summaries()
     leases, damaged_leases = catalog.leases()
-    sound = [entry for one in damaged if (entry := _manifest_of(catalog, one)) is not None]
+    sound = [known for one in damaged if (known := _manifest_of(catalog, one)) is not None]
     mounts = ctx.mounter.mounts()
     state_dir = str(catalog.path.absolute())
     now = datetime.now(UTC)
@@ -75,20 +77,17 @@ def collect_facts(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool
         exists=catalog.path.exists(),
         jobs=frozenset(ctx.config.jobs),
         limits={job.name: capacity_limits(job, now) for job in ctx.config.jobs.values()},
-        entries=tuple(sorted((*entries, *sound), key=lambda entry: entry.manifest.created_at)),
+        snapshots=tuple(sorted((*snapshots, *sound), key=lambda one: one.created_at)),
         leases=tuple(_lease_facts(ctx, lease, mounts) for lease in leases),
         files=(
             *(_manifest_facts(catalog, one, sound) for one in damaged),
             *(_lease_file(one) for one in damaged_leases),
-            *_stray_files(catalog, {entry.manifest.id for entry in (*entries, *sound)}, damaged),
+            *_stray_files(catalog, {one.id for one in (*snapshots, *sound)}, damaged),
             *_scratch(ctx.config.scratch_dir, leases, mounts),
         ),
         pools=pool_facts,
-        hanging=frozenset(
-            entry.manifest.id
-            for entry in entries
-            if entry.manifest.helper is not None and is_alive(entry.manifest.helper)
-        ),
+        hanging=dict(_hanging(catalog, snapshots)),
+        made_here=frozenset(_cloned_here(catalog, pool_facts, state_dir)),
         active=before | _active_runs(catalog),
         mounted=frozenset(record for mount in mounts for record in _RECORD_ID.findall(mount.root)),
         elsewhere=_known_elsewhere(pool_facts, state_dir),
@@ -111,21 +110,28 @@ def _read_pools(ctx: Context, pools: Iterable[Pool], named: Iterable[Pool]) -> I
         add(pool, expected=False)
     for pool in named:
         add(pool, expected=True)
-    for entry in ctx.catalog.entries()[0]:
-        manifest = entry.manifest
-        # A BROKEN snapshot has no storage, unless its storage was missing.
-        wanted = manifest.state != "broken" or (manifest.reason or "").startswith(GONE)
-        for pool in (*(one.pool for one in manifest.intents), *(one.ref.pool for one in manifest.members)):
-            add(pool, expected=wanted)
+    for pool, wanted in _cataloged(ctx.catalog).items():
+        add(pool, expected=wanted)
     for lease in ctx.catalog.leases()[0]:
-        for part in lease.parts:
-            add(part.record.ref.pool, expected=True)
+        for used in lease.parts:
+            add(used.record.ref.pool, expected=True)
     for pool, expected in everywhere.values():
         try:
             found = ctx.backend(pool.backend).inventory((pool,))
             yield PoolFacts(pool=pool, found=found, capacity=sample_pool(ctx, pool), expected=expected)
         except SnapmgrError as error:
             yield PoolFacts(pool=pool, error=error, expected=expected)
+
+
+def _cataloged(catalog: Catalog) -> dict[Pool, bool]:
+    """Return the pools that the manifests name, and whether they must exist."""
+    pools: dict[Pool, bool] = {}
+    for one in catalog.summaries()[0]:
+        # A BROKEN snapshot has no storage, unless its storage was missing.
+        wanted = one.state != "broken" or (one.reason or "").startswith(GONE)
+        for part in one.parts:
+            pools[part.pool] = wanted or pools.get(part.pool, False)
+    return pools
 
 
 def _known_elsewhere(pools: Iterable[PoolFacts], state_dir: str) -> dict[str, str]:
@@ -258,10 +264,32 @@ def _lease_facts(ctx: Context, lease: Lease, mounts: tuple[Mount, ...]) -> Lease
     )
 
 
-def _manifest_of(catalog: Catalog, damaged: Damaged) -> Entry | None:
+def _cloned_here(catalog: Catalog, pools: Iterable[PoolFacts], state_dir: str) -> Iterator[str]:
+    """Yield the snapshots with clones in the storage whose manifest names this state directory and machine."""
+    cloned = {one.snapshot_id for pool in pools for one in pool.found if one.record_id is not None}
+    for snapshot_id in cloned:
+        # Check the id before it becomes part of a path.
+        if snapshot_id is None or job_of(snapshot_id) is None:
+            continue
+        with suppress(CatalogError, NotFoundError):
+            manifest = catalog.load(snapshot_id).manifest
+            if (manifest.state_dir, manifest.machine_id) == (state_dir, machine_id()):
+                yield manifest.id
+
+
+def _hanging(catalog: Catalog, snapshots: Iterable[Summary]) -> Iterator[tuple[str, int]]:
+    for one in snapshots:
+        if one.state in UNFINISHED:
+            with suppress(CatalogError, NotFoundError):
+                helper = catalog.load(one.id).manifest.helper
+                if helper is not None and is_alive(helper):
+                    yield one.id, helper.pid
+
+
+def _manifest_of(catalog: Catalog, damaged: Damaged) -> Summary | None:
     """Return the snapshot of a damaged folder if its manifest is sound and only its verification is damaged."""
     try:
-        return catalog.load(damaged.path.name)
+        return summarize(catalog.load(damaged.path.name))
     except (CatalogError, NotFoundError):
         return None
 
@@ -272,11 +300,11 @@ def _is_too_new(path: Path) -> bool:
     return False
 
 
-def _manifest_facts(catalog: Catalog, one: Damaged, sound: list[Entry]) -> FileFacts:
+def _manifest_facts(catalog: Catalog, one: Damaged, sound: list[Summary]) -> FileFacts:
     snapshot_id = one.path.name
     if one.path.is_symlink():
         return FileFacts(path=one.path, kind="foreign", problem=one.problem, snapshot_id=snapshot_id)
-    is_sound = any(entry.manifest.id == snapshot_id for entry in sound)
+    is_sound = any(known.id == snapshot_id for known in sound)
     path = catalog.path / "snapshots" / snapshot_id / ("verified.json" if is_sound else "manifest.json")
     if _is_too_new(path):
         return FileFacts(path=path, kind="too-new", problem=one.problem, snapshot_id=snapshot_id)

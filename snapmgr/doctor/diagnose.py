@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from snapmgr.access.note import decode_note
 from snapmgr.capacity.series import was_overflowed
-from snapmgr.catalog.manifest import GONE
+from snapmgr.catalog.entry import Entry
+from snapmgr.catalog.manifest import GONE, UNFINISHED
 from snapmgr.contract.errors import CatalogError
 from snapmgr.doctor.finding import Finding, Repair, of_error, of_state
 from snapmgr.doctor.overflow import diagnose_capacity, lost_snapshots, overflowed_members, remaining_members
@@ -23,8 +24,7 @@ from snapmgr.doctor.unfinished import diagnose_unfinished
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from snapmgr.catalog.manifest import Manifest
-    from snapmgr.catalog.store import Entry
+    from snapmgr.catalog.summary import Summary
     from snapmgr.contract.records import Found, PoolKey
     from snapmgr.doctor.facts import Facts
     from snapmgr.doctor.finding import RepairKind
@@ -81,11 +81,11 @@ def _files(facts: Facts, view: _View) -> Iterator[Finding]:
 
 
 def _orphans(facts: Facts) -> Iterator[Finding]:
-    for job in sorted({entry.manifest.job for entry in facts.entries} - facts.jobs):
+    for job in sorted({one.job for one in facts.snapshots} - facts.jobs):
         what = "has snapshots but is not configured: they are never pruned"
         yield Finding(area="state", subject=job, level="note", what=what, job=job)
-    ready = sum(entry.manifest.state == "ready" for entry in facts.entries)
-    verified = sum(entry.verified for entry in facts.entries)
+    ready = sum(one.state == "ready" for one in facts.snapshots)
+    verified = sum(one.verified for one in facts.snapshots)
     what = f"READY snapshots: {ready}, VERIFIED snapshots: {verified}"
     yield Finding(area="state", subject=facts.state_dir, level="ok", what=what)
 
@@ -96,7 +96,7 @@ def _orphans(facts: Facts) -> Iterator[Finding]:
 class _View(Struct, frozen=True, kw_only=True):
     """The facts, indexed for the checks of the storage."""
 
-    entries: Mapping[str, Entry]
+    known: Mapping[str, Summary]
     records: frozenset[str]
     """The record ids of all leases, readable or not."""
     answered: frozenset[PoolKey]
@@ -110,14 +110,14 @@ class _View(Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of(facts: Facts) -> _View:
-        entries = {entry.manifest.id: entry for entry in facts.entries}
+        known = {one.id: one for one in facts.snapshots}
         found = tuple(one for pool in facts.pools for one in pool.found)
         answered = frozenset(pool.pool.key for pool in facts.pools if pool.error is None)
         stems = {one.path.name.removesuffix(".json") for one in facts.files if one.path.parent.name == "leases"}
         adoptable: dict[str, tuple[Adoption, Found]] = {}
         refused: dict[str, tuple[str, str | None]] = {}
         unknown: dict[str, list[Found]] = {}
-        named = entries.keys() | {one.snapshot_id for one in facts.files if one.kind in ("too-new", "foreign")}
+        named = known.keys() | {one.snapshot_id for one in facts.files if one.kind in ("too-new", "foreign")}
         for one in found:
             if one.kind == "snapshot" and one.snapshot_id is not None and one.snapshot_id not in named:
                 unknown.setdefault(one.snapshot_id, []).append(one)
@@ -130,7 +130,7 @@ class _View(Struct, frozen=True, kw_only=True):
             else:
                 refused[snapshot_id] = (result.why, result.hint)
         return _View(
-            entries=entries,
+            known=known,
             records=frozenset(part.record.id for one in facts.leases for part in one.lease.parts) | stems,
             answered=answered,
             found=found,
@@ -144,97 +144,94 @@ def _members(facts: Facts, view: _View) -> Iterator[Finding]:
     """Yield the differences between each READY or BROKEN snapshot and its storage."""
     lost = lost_snapshots(facts)
     altered = {one.ref.identity for one in view.found if one.kind == "debris" and one.ref is not None}
-    for entry in facts.entries:
-        manifest = entry.manifest
+    for manifest in facts.snapshots:
         if manifest.id in facts.inplace:
             continue
-        refs = [member.ref for member in manifest.members]
         missing = [
             ref
-            for ref in refs
-            if ref.pool.key in view.answered and ref.identity not in view.snapshots and ref.identity not in altered
+            for ref in manifest.refs
+            if ref.identity[:2] in view.answered and ref.identity not in view.snapshots and ref.identity not in altered
         ]
         if manifest.state == "ready" and missing:
-            yield _missing(entry, [ref.name for ref in missing])
+            yield _missing(manifest, [ref.name for ref in missing])
         elif manifest.id in lost:
             yield lost[manifest.id]
-        elif manifest.state == "ready" and entry.verification is None:
-            yield from _unverified(view, entry)
+        elif manifest.state == "ready" and manifest.result is None:
+            yield from _unverified(view, manifest)
         elif manifest.state == "broken":
-            yield from _broken(facts, view, entry)
+            yield from _broken(facts, view, manifest)
 
 
-def _missing(entry: Entry, missing: list[str]) -> Finding:
-    manifest = entry.manifest
+def _missing(manifest: Summary, missing: list[str]) -> Finding:
     what = f"the storage of {manifest.id} is gone"
     hint = "somebody deleted it: restore from another snapshot"
-    if len(missing) < len(manifest.members):
+    if len(missing) < len(manifest.refs):
         what = f"part of the storage of {manifest.id} is gone: {', '.join(missing)}"
         hint += f"; to delete the rest: snapmgr delete {manifest.short_id} --force"
     return Finding(
         area="storage",
-        subject=manifest.members[0].ref.pool.title,
+        subject=manifest.refs[0].pool.title,
         level="problem",
         what=what,
         hint=hint,
         job=manifest.job,
-        repair=Repair(kind="mark-broken", text="marks it BROKEN", about=entry),
+        repair=Repair(kind="mark-broken", text="marks it BROKEN", about=manifest),
     )
 
 
-def _unverified(view: _View, entry: Entry) -> Iterator[Finding]:
+def _unverified(view: _View, known: Summary) -> Iterator[Finding]:
     """Yield a verification that only the note has: it is written after the state directory, which has lost it."""
-    one = view.snapshots.get(entry.manifest.members[0].ref.identity) if entry.manifest.members else None
-    if one is None or one.note is None:
+    one = view.snapshots.get(known.refs[0].identity) if known.refs else None
+    # Most notes have none, and to decode ten thousand takes half a second.
+    if one is None or one.note is None or b'"verification"' not in one.note:
         return
     try:
         manifest, verification = decode_note(one.note, one.name)
     except CatalogError:
         return
-    if manifest.id == entry.manifest.id and verification is not None:
-        about = Adoption(entry=replace(entry, verification=verification))
+    if manifest.id == known.id and verification is not None:
+        about = Adoption(entry=Entry(manifest=manifest, verification=verification))
         repair = Repair(kind="restore-verification", text="restores it from the note beside the snapshot", about=about)
         yield of_state(manifest.id, "its verification is missing", job=manifest.job, repair=repair)
 
 
-def _broken(facts: Facts, view: _View, entry: Entry) -> Iterator[Finding]:
+def _broken(facts: Facts, view: _View, manifest: Summary) -> Iterator[Finding]:
     """Yield the storage of a BROKEN snapshot: it was missing and is back, or its removal was interrupted."""
-    manifest = entry.manifest
-    present = [member.ref for member in manifest.members if member.ref.identity in view.snapshots]
-    if manifest.reason is not None and manifest.reason.startswith(GONE) and manifest.proved_at is not None:
-        if present and len(present) == len(manifest.members):
+    present = [ref for ref in manifest.refs if ref.identity in view.snapshots]
+    if manifest.reason is not None and manifest.reason.startswith(GONE) and manifest.proved:
+        if present and len(present) == len(manifest.refs):
             what = f"the storage of {manifest.id} was gone, and is available again"
-            repair = Repair(kind="mark-ready", text="marks it READY", about=entry)
+            repair = Repair(kind="mark-ready", text="marks it READY", about=manifest)
             pool = present[0].pool.title
             yield Finding(area="storage", subject=pool, level="problem", what=what, job=manifest.job, repair=repair)
         elif present:
-            yield remaining_members(entry, present)
+            yield remaining_members(manifest, present)
         return
-    if was_overflowed(manifest) and len(manifest.members) > 1:
-        lost = overflowed_members(facts, entry)
+    if was_overflowed(manifest) and len(manifest.refs) > 1:
+        lost = overflowed_members(facts, manifest)
         if lost:
             what = f"{', '.join(lost)} of {manifest.id} has overflowed, and still exists"
-            repair = Repair(kind="mark-lost", text="deletes it", about=entry)
-            pool = manifest.members[0].ref.pool.title
+            repair = Repair(kind="mark-lost", text="deletes it", about=manifest)
+            pool = manifest.refs[0].pool.title
             yield Finding(area="storage", subject=pool, level="problem", what=what, job=manifest.job, repair=repair)
         elif present:
-            yield remaining_members(entry, present)
+            yield remaining_members(manifest, present)
         return
     for one in view.found:
         if is_of(manifest, one):
-            repair = Repair(kind="remove-remains", text="deletes it", about=entry)
+            repair = Repair(kind="remove-remains", text="deletes it", about=manifest)
             what = f"{one.name} still exists, although its manifest says BROKEN"
             yield _problem(one, what, None, repair)
 
 
-def is_of(manifest: Manifest, one: Found) -> bool:
+def is_of(known: Summary, one: Found) -> bool:
     """Whether a snapshot in the storage belongs to a manifest: by its members, or by its intents if it has none."""
-    if one.kind != "snapshot" or one.ref is None or one.snapshot_id != manifest.id:
+    if one.kind != "snapshot" or one.ref is None or one.snapshot_id != known.id:
         return False
-    if manifest.members:
-        return any(member.ref.identity == one.ref.identity for member in manifest.members)
+    if known.refs:
+        return any(ref.identity == one.ref.identity for ref in known.refs)
     made = (one.pool.key, one.name, one.ref.volume_id)
-    return any((intent.pool.key, intent.name, intent.volume_id) == made for intent in manifest.intents)
+    return any((part.pool.key, part.name, part.volume_id) == made for part in known.parts)
 
 
 def _elsewhere(facts: Facts, view: _View) -> Iterator[Finding]:
@@ -243,7 +240,7 @@ def _elsewhere(facts: Facts, view: _View) -> Iterator[Finding]:
         (one.pool.title, folder)
         for one in view.found
         if one.kind == "snapshot"
-        and one.snapshot_id not in view.entries
+        and one.snapshot_id not in view.known
         and (folder := facts.elsewhere.get(one.snapshot_id or "")) is not None
     )
     for (title, folder), count in counts.items():
@@ -274,10 +271,9 @@ def _problem(one: Found, what: str, hint: str | None, repair: Repair | None = No
 
 def _snapshot(facts: Facts, view: _View, one: Found) -> Iterator[Finding]:
     snapshot_id = one.snapshot_id or ""
-    entry = view.entries.get(snapshot_id)
-    if entry is not None:
-        known = entry.manifest.members and not is_of(entry.manifest, one)
-        if known and entry.manifest.state != "pending":
+    known = view.known.get(snapshot_id)
+    if known is not None:
+        if known.refs and not is_of(known, one) and known.state != "pending":
             hint = "somebody put it there: move it out of the folder"
             yield _problem(one, f"{one.name} has the name of {snapshot_id}, but is not this snapshot", hint)
     elif snapshot_id in view.refused:
@@ -321,18 +317,18 @@ def _clone(facts: Facts, view: _View, one: Found) -> Iterator[Finding]:
 
 def _is_ours(facts: Facts, view: _View, one: Found) -> bool:
     """Whether only this state directory can have made a clone: its snapshot belongs to this state directory."""
-    entry = view.entries.get(one.snapshot_id or "")
-    if entry is None:
-        return False
-    manifest = entry.manifest
+    known = view.known.get(one.snapshot_id or "")
     # Only the id of an incomplete clone is known.
-    of_it = one.ref is None or any(member.ref.identity == one.ref.identity for member in manifest.members)
-    return of_it and (manifest.state_dir, manifest.machine_id) == (facts.state_dir, facts.machine_id)
+    return (
+        known is not None
+        and known.id in facts.made_here
+        and (one.ref is None or any(ref.identity == one.ref.identity for ref in known.refs))
+    )
 
 
 def _debris(facts: Facts, view: _View, one: Found) -> Iterator[Finding]:
     what = f"{one.name} is unfinished: {one.why}"
-    entry = view.entries.get(one.snapshot_id or "")
+    known = view.known.get(one.snapshot_id or "")
     if one.record_id is not None:
         if one.record_id in view.records:
             return
@@ -341,23 +337,23 @@ def _debris(facts: Facts, view: _View, one: Found) -> Iterator[Finding]:
             return
     elif one.ref is not None:
         # A complete snapshot that can no longer be trusted: it may hold somebody's changes.
-        manually = f"snapmgr delete --force {entry.manifest.short_id}" if entry is not None else "delete it manually"
+        manually = f"snapmgr delete --force {known.short_id}" if known is not None else "delete it manually"
         yield _problem(one, f"{one.name}: {one.why}", f"move it elsewhere to keep it, or {manually}")
         return
-    elif one.note is not None and entry is None:
+    elif one.note is not None and known is None:
         yield _problem(one, what, "the snapshot may have been moved: move it back, or delete the note manually")
         return
-    elif entry is not None and entry.manifest.state in ("pending", "deleting"):
+    elif known is not None and known.state in UNFINISHED:
         return  # `diagnose_unfinished` reports it
     yield _problem(one, what, None, Repair(kind="repair", text=one.cure, about=one))
 
 
 def _pools(facts: Facts, view: _View) -> Iterator[Finding]:
     lost = {
-        member.ref.pool.key
-        for entry in facts.entries
-        for member in entry.manifest.members
-        if entry.manifest.state == "ready" and member.ref.identity not in view.snapshots
+        ref.identity[:2]
+        for one in facts.snapshots
+        for ref in one.refs
+        if one.state == "ready" and ref.identity not in view.snapshots
     }
     for pool in facts.pools:
         title = pool.pool.title

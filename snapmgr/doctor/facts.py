@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from snapmgr.capacity.series import CapacityLimits, PoolCapacity
     from snapmgr.catalog.manifest import Lease
-    from snapmgr.catalog.store import Entry
+    from snapmgr.catalog.summary import Summary
     from snapmgr.contract.errors import SnapmgrError
     from snapmgr.contract.records import Found, Pool, Reason
     from snapmgr.restore.unfinished import Unfinished
@@ -67,12 +67,14 @@ class Facts(Struct, frozen=True, kw_only=True):
     """The configured jobs."""
     limits: Mapping[str, CapacityLimits] = field(default_factory=dict)
     """The limits for the capacity of storage, by job."""
-    entries: tuple[Entry, ...] = ()
+    snapshots: tuple[Summary, ...] = ()
     leases: tuple[LeaseFacts, ...] = ()
     files: tuple[FileFacts, ...] = ()
     pools: tuple[PoolFacts, ...] = ()
-    hanging: frozenset[str] = frozenset()
-    """Snapshots whose helper process is still running."""
+    hanging: Mapping[str, int] = field(default_factory=dict)
+    """The unfinished snapshots whose helper process is still running, and its pid."""
+    made_here: frozenset[str] = frozenset()
+    """The snapshots with clones in the storage that were made with this state directory on this machine."""
     active: Mapping[str, int] = field(default_factory=dict)
     """The pid of the active run, by job; this process is not counted."""
     mounted: frozenset[str] = frozenset()

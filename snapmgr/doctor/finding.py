@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from snapmgr.catalog.manifest import Lease
-    from snapmgr.catalog.store import Entry
+    from snapmgr.catalog.summary import Summary
     from snapmgr.contract.records import Found
     from snapmgr.doctor.rebuild import Adoption
     from snapmgr.restore.unfinished import Unfinished
@@ -46,7 +46,7 @@ class Repair(Struct, frozen=True, kw_only=True):
     kind: RepairKind
     text: str
     """Its description: "finishes its deletion"."""
-    about: Entry | Adoption | Lease | Found | Unfinished | Path
+    about: Summary | Adoption | Lease | Found | Unfinished | Path
 
 
 class Finding(Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from snapmgr.backup.publish import publish
 from snapmgr.backup.sweep import finish_pending, job_settle_timeout_s
 from snapmgr.capacity.lost import mark_all_lost
 from snapmgr.catalog.manifest import GONE, Lease
-from snapmgr.catalog.store import Entry
+from snapmgr.catalog.summary import Summary, summarize
 from snapmgr.contract.errors import BusyError, CatalogError, LostError, NotFoundError, SnapmgrError, StorageError
 from snapmgr.contract.records import AttachRecord, Found
 from snapmgr.doctor.collect import collect_facts
@@ -32,6 +32,7 @@ from snapmgr.system.probe import require_pools_answer
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
+    from snapmgr.catalog.store import Entry
     from snapmgr.context import Context
     from snapmgr.contract.records import Pool
     from snapmgr.doctor.finding import Finding, Repair
@@ -163,7 +164,10 @@ def _act(ctx: Context, finding: Finding, repair: Repair) -> Action:
 
 def _carry_out(ctx: Context, repair: Repair) -> None:
     match repair.about:
-        case Entry() as entry:
+        case Summary() as known:
+            entry = ctx.catalog.load(known.id)
+            if entry.manifest.state != known.state:
+                raise CatalogError(f"{known.id} was changed meanwhile", hint="repeat the command")
             _OF_SNAPSHOTS[repair.kind](ctx, entry)
         case Adoption() as adoption:
             _OF_NOTES[repair.kind](ctx, adoption)
@@ -202,7 +206,7 @@ def _remove_remains(ctx: Context, entry: Entry) -> None:
     require_storage_answers(ctx, entry.manifest)
     backend = ctx.backend(entry.manifest.backend)
     for found in backend.inventory(intended_pools(entry.manifest)):
-        if found.ref is not None and is_of(entry.manifest, found):
+        if found.ref is not None and is_of(summarize(entry), found):
             backend.delete(found.ref)
 
 
@@ -242,7 +246,7 @@ _OF_SNAPSHOTS: dict[str, Callable[[Context, Entry], object]] = {
     "finish-pending": lambda ctx, entry: finish_pending(
         ctx, entry.manifest, settle_timeout_s=job_settle_timeout_s(ctx, entry.manifest.job)
     ),
-    "finish-deletion": lambda ctx, entry: delete(ctx, entry.manifest.id),
+    "finish-deletion": lambda ctx, entry: delete(ctx, entry.manifest),
     "mark-broken": _mark_broken,
     "mark-lost": _mark_lost,
     "mark-ready": _mark_ready,

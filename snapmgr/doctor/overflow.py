@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from snapmgr.capacity.series import PoolCapacity
-    from snapmgr.catalog.store import Entry
-    from snapmgr.contract.records import PoolKey, SnapshotRef
+    from snapmgr.catalog.summary import StoredPart, Summary
+    from snapmgr.contract.records import PoolKey
     from snapmgr.doctor.facts import Facts
 
 ENLARGE = "delete it if it is not needed, or enlarge it; see docs/how-to/watch-capacity.md"
@@ -22,31 +22,29 @@ def lost_snapshots(facts: Facts) -> dict[str, Finding]:
     """Return a finding, with its repair, for each READY snapshot that has overflowed, by its id."""
     capacities = _capacities(facts)
     found = {}
-    for entry in facts.entries:
-        manifest = entry.manifest
+    for manifest in facts.snapshots if _has_own(capacities) else ():
         why = overflow_reason(manifest, capacities) if manifest.state == "ready" else None
         if why is not None:
             found[manifest.id] = Finding(
                 area="storage",
-                subject=manifest.members[0].ref.pool.title,
+                subject=manifest.refs[0].pool.title,
                 level="problem",
                 what=f"{manifest.id} is lost: {why}",
                 hint="use another snapshot",
                 job=manifest.job,
-                repair=Repair(kind="mark-lost", text="marks it BROKEN and deletes its storage", about=entry),
+                repair=Repair(kind="mark-lost", text="marks it BROKEN and deletes its storage", about=manifest),
             )
     return found
 
 
-def overflowed_members(facts: Facts, entry: Entry) -> tuple[str, ...]:
+def overflowed_members(facts: Facts, manifest: Summary) -> tuple[str, ...]:
     """Return the names of a snapshot's members that have overflowed and still exist."""
-    lost = {series.native_id for series in overflowed_series(entry.manifest.members, _capacities(facts))}
-    return tuple(member.ref.name for member in entry.manifest.members if member.ref.native_id in lost)
+    lost = {series.native_id for series in overflowed_series(manifest.refs, _capacities(facts))}
+    return tuple(ref.name for ref in manifest.refs if ref.native_id in lost)
 
 
-def remaining_members(entry: Entry, members: Sequence[SnapshotRef]) -> Finding:
+def remaining_members(manifest: Summary, members: Sequence[StoredPart]) -> Finding:
     """Return the finding for the members of a set that remain when others are missing or lost."""
-    manifest = entry.manifest
     return Finding(
         area="storage",
         subject=members[0].pool.title,
@@ -60,9 +58,9 @@ def remaining_members(entry: Entry, members: Sequence[SnapshotRef]) -> Finding:
 def diagnose_capacity(facts: Facts) -> Iterator[Finding]:
     """Return a finding for each snapshot that will soon overflow, and for each pool that is full."""
     capacities = _capacities(facts)
-    for entry in facts.entries:
-        if entry.manifest.state == "ready":
-            yield from _soon_full(facts, entry, capacities)
+    for manifest in facts.snapshots if _has_own(capacities) else ():
+        if manifest.state == "ready":
+            yield from _soon_full(facts, manifest, capacities)
     for pool in facts.pools:
         for series in pool.capacity.shared if pool.capacity is not None else ():
             # `examine` reports pools that are not full, for each job.
@@ -72,21 +70,25 @@ def diagnose_capacity(facts: Facts) -> Iterator[Finding]:
                 yield Finding(area="storage", subject=pool.pool.title, level="problem", what=what, hint=hint)
 
 
-def _soon_full(facts: Facts, entry: Entry, capacities: dict[PoolKey, PoolCapacity]) -> Iterator[Finding]:
-    manifest = entry.manifest
+def _soon_full(facts: Facts, manifest: Summary, capacities: dict[PoolKey, PoolCapacity]) -> Iterator[Finding]:
     limits = facts.limits.get(manifest.job)
-    for series in own_series(manifest.members, capacities) if limits is not None else ():
-        foreseen = forecast(series, facts.now, manifest.taken_at)
+    for series in own_series(manifest.refs, capacities) if limits is not None else ():
+        foreseen = forecast(series, facts.now, manifest.at)
         what = alarm(series, foreseen, limits, facts.now) if limits is not None else None
         if what is not None and series.full_since is None:
             yield Finding(
                 area="storage",
-                subject=manifest.members[0].ref.pool.title,
+                subject=manifest.refs[0].pool.title,
                 level="problem",
                 what=what,
                 hint=ENLARGE,
                 job=manifest.job,
             )
+
+
+def _has_own(capacities: dict[PoolKey, PoolCapacity]) -> bool:
+    """Whether any snapshot has space of its own; otherwise none needs to be looked at."""
+    return any(series.native_id for capacity in capacities.values() for series in capacity.series)
 
 
 def _capacities(facts: Facts) -> dict[PoolKey, PoolCapacity]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from snapmgr.capacity.series import PoolCapacity, Reading
     from snapmgr.catalog.manifest import Schedule
-    from snapmgr.catalog.store import Entry
+    from snapmgr.catalog.summary import Summary
     from snapmgr.config.model import Job
     from snapmgr.contract.records import PoolKey
 
@@ -48,13 +48,13 @@ class JobStatus(Struct, frozen=True, kw_only=True):
     problems: tuple[Problem, ...]
     watched: bool
     """Whether a schedule or `max_age` says when a snapshot is due; otherwise the job is never overdue."""
-    newest: Entry | None
+    newest: Summary | None
     """The newest READY snapshot; those with a time in the future do not count."""
     age_s: float | None
     """The age of the newest snapshot."""
-    verified: Entry | None
+    verified: Summary | None
     """The newest READY snapshot that is VERIFIED."""
-    failed: Entry | None
+    failed: Summary | None
     """The newest run, if it failed (BROKEN) and no newer one is READY."""
     schedule: Schedule | None
     next_due: datetime | None
@@ -66,7 +66,7 @@ class JobStatus(Struct, frozen=True, kw_only=True):
 
 def judge(
     job: Job,
-    entries: Iterable[Entry],
+    entries: Iterable[Summary],
     schedule: Schedule | None,
     now: datetime,
     zone: tzinfo,
@@ -89,13 +89,13 @@ def judge(
     """
     horizon = now + _CLOCK_SLACK
     entries = list(entries)
-    ready = [entry for entry in entries if entry.manifest.state == "ready"]
-    past = [entry for entry in ready if _taken(entry) <= horizon]
+    ready = [entry for entry in entries if entry.state == "ready"]
+    past = [entry for entry in ready if entry.at <= horizon]
     newest = past[-1] if past else None
     problems: list[Problem] = []
     if len(past) < len(ready):
-        ahead = max(ready, key=_taken)
-        problems.append(_future(f"snapshot {ahead.manifest.id} was taken", _taken(ahead)))
+        ahead = max(ready, key=lambda one: one.at)
+        problems.append(_future(f"snapshot {ahead.id} was taken", ahead.at))
     next_due, missed = None, None
     if schedule is not None:
         if schedule.installed_at > horizon:
@@ -105,7 +105,7 @@ def judge(
         except ConfigError as error:
             problems.append(Problem(kind="schedule", what=error.message, hint=f"snapmgr schedule install {job.name} …"))
     if newest is not None and job.max_age_s is not None:
-        end = _taken(newest) + timedelta(seconds=job.max_age_s)
+        end = newest.at + timedelta(seconds=job.max_age_s)
         if end < now:
             missed = end if missed is None else min(missed, end)
     problems += _late(job, newest=newest, schedule=schedule, next_due=next_due, missed=missed, now=now)
@@ -115,14 +115,14 @@ def judge(
     problems += _unfinished(job, entries, newest, now)
     problems += _unverified(job, past, now)
     limits = capacity_limits(job, now, next_due)
-    gauges = readings_of((entry.manifest for entry in ready), capacities or {}, limits, now)
+    gauges = readings_of(ready, capacities or {}, limits, now)
     problems += [_capacity_problem(job, one) for one in gauges if one.alarm is not None]
     return JobStatus(
         job=job.name,
         problems=tuple(problems),
         watched=schedule is not None or job.max_age_s is not None,
         newest=newest,
-        age_s=max((now - _taken(newest)).total_seconds(), 0.0) if newest is not None else None,
+        age_s=max((now - newest.at).total_seconds(), 0.0) if newest is not None else None,
         verified=next((entry for entry in reversed(past) if entry.verified), None),
         failed=failed,
         schedule=schedule,
@@ -132,19 +132,15 @@ def judge(
     )
 
 
-def _taken(entry: Entry) -> datetime:
-    return entry.manifest.taken_at or entry.manifest.created_at
-
-
 def _backup_command(job: Job) -> str:
     return f"snapmgr backup {job.name}"
 
 
 def _due(
-    job: Job, newest: Entry | None, schedule: Schedule, now: datetime, zone: tzinfo
+    job: Job, newest: Summary | None, schedule: Schedule, now: datetime, zone: tzinfo
 ) -> tuple[datetime | None, datetime | None]:
     """Return when the job is due next, and the due time that it has missed, if any."""
-    known = [schedule.installed_at] if newest is None else [schedule.installed_at, _taken(newest)]
+    known = [schedule.installed_at] if newest is None else [schedule.installed_at, newest.at]
     past = [at for at in known if at <= now + _CLOCK_SLACK]
     # If all times are in the future, count from now; `judge` reports the clock as a problem.
     due = next_time(schedule.expression, max(past, default=now), zone)
@@ -156,7 +152,7 @@ def _due(
 def _late(
     job: Job,
     *,
-    newest: Entry | None,
+    newest: Summary | None,
     schedule: Schedule | None,
     next_due: datetime | None,
     missed: datetime | None,
@@ -178,13 +174,9 @@ def _late(
     return [Problem(kind="overdue", what=f"a snapshot has been overdue since {_shown(missed)} ({late})", hint=hint)]
 
 
-def _failed(entries: list[Entry], newest: Entry | None) -> Entry | None:
+def _failed(entries: list[Summary], newest: Summary | None) -> Summary | None:
     # A snapshot that an in-place restore consumed is not a failure.
-    broken = [
-        entry
-        for entry in entries
-        if entry.manifest.state == "broken" and not (entry.manifest.reason or "").startswith(MERGED)
-    ]
+    broken = [entry for entry in entries if entry.state == "broken" and not (entry.reason or "").startswith(MERGED)]
     # In the order of the runs, which no clock changes.
     last = broken[-1] if broken else None
     if last is None or (newest is not None and entries.index(newest) > entries.index(last)):
@@ -192,19 +184,18 @@ def _failed(entries: list[Entry], newest: Entry | None) -> Entry | None:
     return last
 
 
-def _failure(job: Job, failed: Entry) -> Problem:
-    manifest = failed.manifest
-    if was_overflowed(manifest):
+def _failure(job: Job, failed: Summary) -> Problem:
+    if was_overflowed(failed):
         return Problem(
             kind="lost",
-            what=f"the newest snapshot ({manifest.id}) is lost: {manifest.reason}",
+            what=f"the newest snapshot ({failed.id}) is lost: {failed.reason}",
             hint=_backup_command(job),
         )
-    reason = manifest.reason or "the reason is unknown"
+    reason = failed.reason or "the reason is unknown"
     if reason == GONE:
-        what = f"the newest snapshot ({manifest.id}) was READY, and its storage was removed later"
+        what = f"the newest snapshot ({failed.id}) was READY, and its storage was removed later"
         return Problem(kind="lost", what=what, hint=_backup_command(job))
-    return Problem(kind="failed", what=f"the newest run ({manifest.id}) failed: {reason}", hint=_backup_command(job))
+    return Problem(kind="failed", what=f"the newest run ({failed.id}) failed: {reason}", hint=_backup_command(job))
 
 
 def _capacity_problem(job: Job, one: Reading) -> Problem:
@@ -219,26 +210,26 @@ def _capacity_problem(job: Job, one: Reading) -> Problem:
     return Problem(kind="capacity", what=one.alarm or "", hint=hint)
 
 
-def _unfinished(job: Job, entries: list[Entry], newest: Entry | None, now: datetime) -> list[Problem]:
+def _unfinished(job: Job, entries: list[Summary], newest: Summary | None, now: datetime) -> list[Problem]:
     """Return runs that should have ended: they hang, or were killed and no later run has cleaned up."""
     patience = timedelta(seconds=job.grace_s + job.settle_timeout_s)
     return [
         Problem(
             kind="unfinished",
-            what=f"the run {entry.manifest.id} has not ended",
+            what=f"the run {entry.id} has not ended",
             hint=f"snapmgr doctor {job.name}",
         )
         for entry in entries
-        if entry.manifest.state == "pending"
-        and entry.manifest.created_at + patience < now
+        if entry.state == "pending"
+        and entry.created_at + patience < now
         and (newest is None or entries.index(newest) < entries.index(entry))
     ]
 
 
-def _unverified(job: Job, ready: list[Entry], now: datetime) -> list[Problem]:
-    tried = [entry for entry in ready if entry.verification is not None]
+def _unverified(job: Job, ready: list[Summary], now: datetime) -> list[Problem]:
+    tried = [entry for entry in ready if entry.result is not None]
     if tried and not tried[-1].verified:
-        snapshot_id = tried[-1].manifest.id
+        snapshot_id = tried[-1].id
         result = "failed" if tried[-1].failed else "could not look at everything"
         return [
             Problem(
@@ -251,14 +242,14 @@ def _unverified(job: Job, ready: list[Entry], now: datetime) -> list[Problem]:
         return []
     patience = timedelta(seconds=job.grace_s + job.settle_timeout_s + job.verify.time_limit_s)
     # If the job runs often, its newest snapshot is always too young for a verification.
-    due = [entry for entry in ready if _taken(entry) + patience < now]
-    if due and not any(entry.verification is not None for entry in ready[ready.index(due[-1]) :]):
-        snapshot_id = due[-1].manifest.id
+    due = [entry for entry in ready if entry.at + patience < now]
+    if due and not any(entry.result is not None for entry in ready[ready.index(due[-1]) :]):
+        snapshot_id = due[-1].id
         return [
             Problem(
                 kind="verification",
                 what=f"the job verifies each snapshot, but {snapshot_id} is not verified",
-                hint=f"snapmgr verify {ready[-1].manifest.id}",
+                hint=f"snapmgr verify {ready[-1].id}",
             )
         ]
     return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from snapmgr.catalog.manifest import UNFINISHED
 from snapmgr.doctor.finding import Finding, Repair, of_state
 from snapmgr.doctor.rebuild import job_of
 
@@ -53,21 +54,20 @@ def _lease_is_over(facts: Facts, one: LeaseFacts) -> str | None:
 
 
 def _unfinished(facts: Facts) -> Iterator[Finding]:
-    for entry in facts.entries:
-        manifest = entry.manifest
-        if manifest.state not in ("pending", "deleting"):
+    for manifest in facts.snapshots:
+        if manifest.state not in UNFINISHED:
             continue
         what = f"is {manifest.state.upper()}, left by a run that was interrupted"
         pending = manifest.state == "pending"
-        if pending and manifest.proved_at is not None:
+        if pending and manifest.proved:
             text = "completes it, as it is proven"
         else:
             text = "removes its leftovers" if pending else "finishes its deletion"
         kind: RepairKind = "finish-pending" if pending else "finish-deletion"
-        repair: Repair | None = Repair(kind=kind, text=text, about=entry)
+        repair: Repair | None = Repair(kind=kind, text=text, about=manifest)
         hint = f"the next run of its job does the same: snapmgr prune {manifest.job}"
-        if manifest.id in facts.hanging and manifest.job not in facts.active and manifest.helper is not None:
-            pid = manifest.helper.pid
+        pid = facts.hanging.get(manifest.id)
+        if pid is not None and manifest.job not in facts.active:
             what, repair = f"its storage call still hangs in the helper process {pid}", None
             hint = f"check /proc/{pid}/stack and the kernel log; if a file system is frozen, thaw it: fsfreeze -u"
         yield of_state(manifest.id, what, job=manifest.job, hint=hint, repair=repair)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from snapmgr.access.deletion import await_space, delete, remove_traces
+from snapmgr.access.deletion import await_space, delete_all, remove_traces
 from snapmgr.access.storage_check import check_storage
 from snapmgr.capacity.series import was_overflowed
 from snapmgr.catalog.inplace import refuse_unfinished_inplace
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from snapmgr.access.storage_check import Presence
     from snapmgr.catalog.manifest import Lease, Manifest
     from snapmgr.catalog.store import Entry
+    from snapmgr.catalog.summary import Summary
     from snapmgr.context import Context
 
 _ALTERED = "somebody changed it after it was taken, so it may hold work of theirs"
@@ -78,12 +79,12 @@ def examine(ctx: Context, names: Iterable[str]) -> tuple[Verdict, ...]:
     rules: dict[str, tuple[str, ...]] = {}
     presences: dict[str, Presence] = {}
     for job in {entry.manifest.job for entry in chosen.values()}:
-        entries = [entry for entry in ctx.catalog.entries(job)[0] if entry.manifest.job == job]
-        ready = [entry for entry in entries if entry.manifest.state == "ready"]
-        lost = [entry for entry in entries if _was_ready(entry.manifest)]
-        presences |= check_storage(ctx, (entry.manifest for entry in (*ready, *lost)))
+        of_job = [one for one in ctx.catalog.summaries(job)[0] if one.job == job]
+        ready = [one for one in of_job if one.state == "ready"]
+        lost = [one for one in of_job if _was_ready(one)]
+        presences |= check_storage(ctx, (*ready, *lost))
         rules |= _protections(ready, presences)
-        rules |= {one.manifest.id: (_LEFT,) for one in lost if _may_be_wanted(one.manifest, presences[one.manifest.id])}
+        rules |= {one.id: (_LEFT,) for one in lost if _may_be_wanted(one, presences[one.id])}
     return tuple(
         Verdict(
             entry=entry,
@@ -95,26 +96,26 @@ def examine(ctx: Context, names: Iterable[str]) -> tuple[Verdict, ...]:
     )
 
 
-def _was_ready(manifest: Manifest) -> bool:
+def _was_ready(manifest: Summary) -> bool:
     """Return whether a BROKEN snapshot was READY until its storage, or a part of that, was gone or overflowed."""
     gone = manifest.state == "broken" and (manifest.reason or "").startswith(GONE)
     return gone or was_overflowed(manifest)
 
 
-def _may_be_wanted(manifest: Manifest, presence: Presence) -> bool:
+def _may_be_wanted(manifest: Summary, presence: Presence) -> bool:
     """Return whether such a snapshot may still have data of value."""
-    alone = len(manifest.members) == 1
+    alone = len(manifest.refs) == 1
     return presence != "gone" and not (alone and was_overflowed(manifest))
 
 
-def _protections(ready: list[Entry], presences: dict[str, Presence]) -> dict[str, tuple[str, ...]]:
+def _protections(ready: list[Summary], presences: dict[str, Presence]) -> dict[str, tuple[str, ...]]:
     """Return what protects each READY snapshot of one job.
 
     One that the storage does not hold any more cannot be the newest; but its pin is shown, for whoever pinned it.
     """
-    held = [entry for entry in ready if presences[entry.manifest.id] in ("complete", "unknown")]
-    rules = {entry.manifest.id: ("pinned",) for entry in ready if entry.manifest.pinned}
-    altered = [entry.manifest.id for entry in ready if presences[entry.manifest.id] == "altered"]
+    held = [one for one in ready if presences[one.id] in ("complete", "unknown")]
+    rules = {one.id: ("pinned",) for one in ready if one.pinned}
+    altered = [one.id for one in ready if presences[one.id] == "altered"]
     rules |= {snapshot_id: (*rules.get(snapshot_id, ()), _ALTERED) for snapshot_id in altered}
     return rules | protect(map(to_candidate, held), datetime.now(UTC))
 
@@ -154,13 +155,12 @@ def delete_snapshots(
         refusals = [_refusal_now(ctx, verdict, shown[verdict.id], force=force) for verdict in now]
         if any(refusals):
             return tuple(Deletion(verdict=one, error=why) for one, why in zip(now, refusals, strict=True))
-        done = []
-        for number, verdict in enumerate(now):
-            if len(now) > 1:
-                ctx.progress("deleting", number, len(now))
-            done.append(_delete(ctx, verdict, force=force))
+        done = _delete(ctx, now, force=force)
+    if not wait:
+        return done
     # Without the locks: it may take minutes, and others can work meanwhile.
-    return tuple(_await_space(ctx, one) for one in done) if wait else tuple(done)
+    late = await_space(ctx, [one.verdict.entry.manifest for one in done if one.deleted])
+    return tuple(replace(one, error=late.get(one.verdict.id)) if one.deleted else one for one in done)
 
 
 def _refusal_now(ctx: Context, verdict: Verdict, shown: tuple[str, ...], *, force: bool) -> SnapmgrError | None:
@@ -180,25 +180,19 @@ def _refusal_now(ctx: Context, verdict: Verdict, shown: tuple[str, ...], *, forc
     return refusal
 
 
-def _delete(ctx: Context, verdict: Verdict, *, force: bool) -> Deletion:
-    manifest = verdict.entry.manifest
-    try:
-        if manifest.state == "broken":
+def _delete(ctx: Context, verdicts: Sequence[Verdict], *, force: bool) -> tuple[Deletion, ...]:
+    errors: dict[str, SnapmgrError | None] = {}
+    others: list[Manifest] = []
+    for manifest in (verdict.entry.manifest for verdict in verdicts):
+        if manifest.state != "broken":
+            others.append(manifest)
+            continue
+        errors[manifest.id] = None
+        try:
             with ctx.catalog.deleting(manifest.id):
                 remove_traces(ctx, manifest)
                 ctx.catalog.forget(manifest.id)
-        else:
-            delete(ctx, manifest.id, pinned=force)
-    except SnapmgrError as error:
-        return Deletion(verdict=verdict, error=error)
-    return Deletion(verdict=verdict, deleted=True)
-
-
-def _await_space(ctx: Context, deletion: Deletion) -> Deletion:
-    if not deletion.deleted:
-        return deletion
-    try:
-        await_space(ctx, deletion.verdict.entry.manifest)
-    except SnapmgrError as error:
-        return replace(deletion, error=error)
-    return deletion
+        except SnapmgrError as error:
+            errors[manifest.id] = error
+    errors |= {manifest.id: error for manifest, error in delete_all(ctx, others, pinned=force)}
+    return tuple(Deletion(verdict=one, deleted=errors[one.id] is None, error=errors[one.id]) for one in verdicts)

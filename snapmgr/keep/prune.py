@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
-from snapmgr.access.deletion import await_space, delete
+from snapmgr.access.deletion import await_space, delete_all
 from snapmgr.access.storage_check import check_storage, remaining_ids
 from snapmgr.backup.sweep import sweep
 from snapmgr.contract.abilities import AlterationCheck
@@ -17,7 +18,7 @@ from snapmgr.retention import Candidate, Decision, Policy, PrunePlan, plan
 
 if TYPE_CHECKING:
     from snapmgr.catalog.manifest import Manifest
-    from snapmgr.catalog.store import Entry
+    from snapmgr.catalog.summary import Summary
     from snapmgr.config.model import Job
     from snapmgr.context import Context
 
@@ -38,20 +39,19 @@ class Pruned(Struct, frozen=True, kw_only=True):
     failures: tuple[SnapmgrError, ...]
 
 
-def to_candidate(entry: Entry, *, in_use: bool = False) -> Candidate:
+def to_candidate(one: Summary, *, in_use: bool = False) -> Candidate:
     """Return a READY snapshot as a candidate for the retention rules."""
-    manifest = entry.manifest
     return Candidate(
-        id=manifest.id,
-        taken_at=manifest.taken_at or manifest.created_at,
+        id=one.id,
+        taken_at=one.at,
         ready=True,
-        verified=entry.verified,
-        failed=entry.failed,
-        partly=entry.partly,
-        pinned=manifest.pinned,
-        pin_reason=manifest.pin_reason,
+        verified=one.verified,
+        failed=one.failed,
+        partly=one.partly,
+        pinned=one.pinned,
+        pin_reason=one.pin_reason,
         in_use=in_use,
-        number=manifest.number,
+        number=one.number,
     )
 
 
@@ -63,18 +63,19 @@ def plan_prune(ctx: Context, job: Job, now: datetime) -> PrunePlan:
     somebody's work.
     """
     in_use = {lease.snapshot_id for lease in ctx.catalog.leases()[0]}
-    ready = [entry for entry in ctx.catalog.entries(job.name)[0] if entry.manifest.state == "ready"]
-    candidates = [to_candidate(entry, in_use=entry.manifest.id in in_use) for entry in ready]
+    ready = [one for one in ctx.catalog.summaries(job.name)[0] if one.state == "ready"]
+    candidates = [to_candidate(one, in_use=one.id in in_use) for one in ready]
     policy = Policy(**msgspec.structs.asdict(job.retention))
-    presences = check_storage(ctx, (entry.manifest for entry in ready))
+    presences = check_storage(ctx, ready)
     existing = {snapshot_id for snapshot_id, presence in presences.items() if presence == "complete"}
     of_all = plan(candidates, policy, now)
     of_existing = plan([one for one in candidates if one.id in existing], policy, now)
     altered = {snapshot_id for snapshot_id, presence in presences.items() if presence == "altered"}
+    here = existing | altered
     taken_at = {one.id: (one.taken_at, one.id) for one in candidates}
 
     def merge(of_existing: tuple[Decision, ...], of_all: tuple[Decision, ...]) -> tuple[Decision, ...]:
-        missing = [one for one in of_all if one.id not in existing | altered]
+        missing = [one for one in of_all if one.id not in here]
         missing = [Decision(id=one.id, reasons=(*one.reasons, _MISSING)) for one in missing]
         return tuple(sorted((*of_existing, *missing), key=lambda one: taken_at[one.id], reverse=True))
 
@@ -91,39 +92,34 @@ def prune(ctx: Context, job: Job, *, wait: bool = False) -> Pruned:
     """
     ctx.catalog.make()
     now = datetime.now(UTC)
-    deleted: list[str] = []
-    waiting: list[Manifest] = []
+    deleted: list[Manifest] = []
     in_use: list[str] = []
     altered: list[str] = []
     with ctx.catalog.job_lock(job.name):
         failures = list(sweep(ctx, job.name))
         planned = plan_prune(ctx, job, now)
-        for number, decision in enumerate(planned.delete):
-            ctx.progress("pruning", number, len(planned.delete))
-            try:
-                manifest = ctx.catalog.load(decision.id).manifest
-                _refuse_altered(ctx, manifest)
-                delete(ctx, decision.id)
-                deleted.append(decision.id)
-                waiting.append(manifest)
-            except AlteredError as error:
-                ctx.tell(f"warning: keeping {decision.id}: {error.message}")
-                altered.append(decision.id)
-            except InUseError as error:
-                ctx.tell(f"keeping {decision.id}: {error.message}")
-                in_use.append(decision.id)
-            except SnapmgrError as error:
+        due, unread = ctx.catalog.load_many(decision.id for decision in planned.delete)
+        failures += unread
+        for manifest, error in delete_all(
+            ctx, [one.manifest for one in due], refuse=partial(_refuse_altered, ctx), doing="pruning"
+        ):
+            if error is None:
+                deleted.append(manifest)
+            elif isinstance(error, AlteredError):
+                ctx.tell(f"warning: keeping {manifest.id}: {error.message}")
+                altered.append(manifest.id)
+            elif isinstance(error, InUseError):
+                ctx.tell(f"keeping {manifest.id}: {error.message}")
+                in_use.append(manifest.id)
+            else:
                 failures.append(error)
         _forget_broken(ctx, job, now)
-    # Without the lock: it may take minutes, and others can work meanwhile.
-    for manifest in waiting if wait else ():
-        try:
-            await_space(ctx, manifest)
-        except SnapmgrError as error:
-            failures.append(error)
+    if wait:
+        # Without the lock: it may take minutes, and others can work meanwhile.
+        failures += dict.fromkeys(await_space(ctx, deleted).values())
     return Pruned(
         plan=planned,
-        deleted=tuple(deleted),
+        deleted=tuple(manifest.id for manifest in deleted),
         kept_in_use=tuple(in_use),
         kept_altered=tuple(altered),
         failures=tuple(failures),
@@ -140,8 +136,8 @@ def _refuse_altered(ctx: Context, manifest: Manifest) -> None:
 
 def _forget_broken(ctx: Context, job: Job, now: datetime) -> None:
     """Forget old BROKEN snapshots of which the storage holds nothing more: until then doctor needs the manifest."""
-    old = [entry.manifest for entry in ctx.catalog.entries(job.name)[0] if entry.manifest.state == "broken"]
-    old = [manifest for manifest in old if manifest.created_at < now - _BROKEN_KEPT]
+    broken = [one for one in ctx.catalog.summaries(job.name)[0] if one.state == "broken"]
+    old = [ctx.catalog.load(one.id).manifest for one in broken if one.created_at < now - _BROKEN_KEPT]
     left = remaining_ids(ctx, old)
     for manifest in old:
         if manifest.id not in left:

@@ -51,6 +51,9 @@ _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_NO_SYMLINKS = 0x04
 _RENAME_NOREPLACE = 1
 
+# Types of file systems (statfs(2)) that syncfs(2) makes durable: ext2 to ext4, XFS, btrfs, F2FS, tmpfs.
+_SYNCED_WHOLE = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994})
+_STATFS_BYTES = 256
 _LONG_BYTES = 8
 _WHOLE_FILE = 2**64 - 1
 
@@ -171,6 +174,14 @@ def sync_file_system(fd: int) -> None:
     """Write all dirty data of the file system that holds `fd` (syncfs). Raises OSError, also for lost writes."""
     if _libc.syncfs(ctypes.c_int(fd)) != 0:
         raise _failure()
+
+
+def syncs_as_a_whole(fd: int) -> bool:
+    """Return whether `sync_file_system` makes all of the file system durable: not through FUSE, nor to every server."""
+    buffer = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _libc.fstatfs(ctypes.c_int(fd), buffer) != 0:
+        raise _failure()
+    return ctypes.c_long.from_buffer(buffer).value in _SYNCED_WHOLE
 
 
 def free_removed_files(fd: int) -> bool:

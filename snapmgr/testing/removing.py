@@ -7,7 +7,7 @@ import os
 import pytest
 from msgspec.structs import replace
 
-from snapmgr.api import InUseError, NotFoundError, SnapmgrError, StorageError
+from snapmgr.api import BatchDeleting, InUseError, NotFoundError, SnapmgrError, StorageError
 from snapmgr.testing.lab import Contract, Lab, new_record
 from snapmgr.testing.trees import fingerprint, flush, plant, same
 
@@ -70,6 +70,31 @@ class RemovingContract(Contract):
                 same(before, fingerprint(lab.inside(reached, origin)))
         lab.backend().delete(ref)
         assert [found for found in lab.found(ref.pool) if found.snapshot_id == ref.snapshot_id] == []
+
+    def test_delete_batch(self, lab: Lab) -> None:
+        """A batch says for each snapshot whether it is gone; one that is in use, or is not it, does not stop others."""
+        backend = lab.backend()
+        if not isinstance(backend, BatchDeleting):
+            return
+        assert backend.delete_batch(()) == ()
+        origin = lab.make_origin()
+        plant(origin)
+        kept, first, gone, used, last = (lab.take_one(origin) for _ in range(5))
+        backend.delete(gone)
+        foreign = replace(kept, native_id=gone.native_id)
+        before = fingerprint(origin)
+        with lab.attached(used, writable=False) as reached:
+            errors = backend.delete_batch((first, foreign, gone, used, last))
+            same(before, fingerprint(lab.inside(reached, origin)))
+        assert [type(error) for error in errors] == [type(None), StorageError, type(None), InUseError, type(None)]
+        left = [
+            found.ref for found in lab.found(kept.pool) if found.snapshot_id in {first.snapshot_id, last.snapshot_id}
+        ]
+        assert left == []
+        assert {kept, used} <= {found.ref for found in lab.found(kept.pool)}
+        assert backend.delete_batch((first, used, kept), wait="space") == (None, None, None)
+        with lab.unreachable(kept.pool):
+            assert all(isinstance(error, StorageError) for error in backend.delete_batch((kept, used)))
 
     def test_delete_with_another_native_id(self, lab: Lab) -> None:
         """The native id must match; otherwise neither snapshot is deleted."""

@@ -33,7 +33,8 @@ command = ["grep", "-r", "content", "{}"]
 COMMANDS = (
     Command(name="first-backup", scene="empty", run=("backup", "demo")),
     Command(name="backup", scene="one", run=("backup", "demo")),
-    Command(name="prune", scene="three", run=("prune", "demo")),
+    # Three at once: they are marked, deleted and forgotten together.
+    Command(name="prune", scene="four", run=("prune", "demo")),
     Command(name="mount", scene="one", run=("mount", "latest")),
     Command(name="mount-read-only", scene="one", run=("mount", "latest", "--read-only")),
     Command(name="umount", scene="one", run=("umount", "--all"), first=(("mount", "latest"),)),
@@ -102,6 +103,9 @@ def _scenes(site: Site) -> None:
     site.backup()
     site.backup()
     site.save("three")
+    site.backup()
+    site.save("four")
+    site.restore("three")
     for arguments, share in MESS:
         _crash(site, [word.replace("{oldest}", site.look().ready[0]) for word in arguments], share)
     site.save("mess")

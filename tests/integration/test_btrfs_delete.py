@@ -6,12 +6,14 @@ import os
 import subprocess
 import threading
 import time
+from collections import Counter
 
 import pytest
 from msgspec import structs
 
 from snapmgr.api import InUseError, StorageError
 from snapmgr.system.mount import bind, unmount
+from snapmgr_btrfs import kernel, users
 from support.btrfs import attached, btrfs_disk, locate, make_backend, make_subvolume, new_record, run, take
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")
@@ -42,6 +44,58 @@ def test_deleting_is_idempotent_and_takes_the_note_along(disk, ref):
     BACKEND.delete(ref, wait="space")
     assert _names(disk) == {"s2"}
     BACKEND.delete(other)
+
+
+def test_a_batch_is_one_mount_one_commit_and_one_look_at_all_processes(disk, monkeypatch):
+    refs = [take(BACKEND, disk.point / "db", f"s{number}") for number in range(6)]
+    moved, renamed, used, *plain = refs
+    BACKEND.annotate(plain[0], b"note")
+    (disk.point / ".snapmgr" / renamed.name).rename(disk.point / ".snapmgr" / "renamed")
+    run("btrfs", "property", "set", disk.point / ".snapmgr" / moved.name, "ro", "false")
+    (disk.point / ".snapmgr" / moved.name).rename(disk.point / "kept")
+    BACKEND.attach(new_record(used))
+    counts = Counter()
+
+    def counted(where, name):
+        call = getattr(where, name)
+
+        def count(*arguments, **options):
+            counts[name] += 1
+            return call(*arguments, **options)
+
+        monkeypatch.setattr(where, name, count)
+
+    counted(kernel, "commit")
+    counted(kernel, "fs_uuid")
+    counted(users, "_strangers")
+    # However slow this machine is now.
+    monkeypatch.setattr(users, "_FRESH_S", 60.0)
+    errors = BACKEND.delete_batch(tuple(refs))
+    assert "moved to /kept" in errors[0].message
+    assert "is attached" in errors[2].message
+    assert [error for error in errors if error is not None] == [errors[0], errors[2]]
+    assert {name for name in _names(disk) if not name.startswith("attach.")} == {used.name}
+    assert (disk.point / "kept" / "file").read_text() == "data"
+    assert counts == {"commit": 1, "fs_uuid": 1, "_strangers": 1}
+
+
+def test_a_mount_that_appears_during_a_batch_is_seen(disk, monkeypatch):
+    point = disk.image.parent / "elsewhere"
+    point.mkdir()
+    refs = [take(BACKEND, disk.point / "db", f"s{number}") for number in range(2)]
+    destroy = kernel.destroy
+
+    def destroy_slowly(fd, subvolume_id):
+        destroy(fd, subvolume_id)
+        run("mount", "-o", "ro,subvol=.snapmgr/s1", disk.device, point)
+        time.sleep(0.11)
+
+    monkeypatch.setattr(kernel, "destroy", destroy_slowly)
+    first, second = BACKEND.delete_batch(tuple(refs))
+    assert first is None
+    assert isinstance(second, InUseError)
+    run("umount", point)
+    assert _names(disk) == {"s1"}
 
 
 def test_a_note_that_a_killed_deletion_left_goes_with_the_next_one(disk, ref):

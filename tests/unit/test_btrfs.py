@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import snapmgr_btrfs
 from snapmgr.api import MissingRequirementError, Mount, NotMine, Pool, StorageError, Target, Volume
-from snapmgr_btrfs import backend, filesystem, folder, inventory, kernel, library, locating, space
+from snapmgr_btrfs import backend, folder, inventory, kernel, library, locating, space, users
 
 POOL = Pool(backend="btrfs", id=str(uuid.UUID(int=99)), hint="/dev/x")
 ORIGIN = uuid.UUID(int=1).bytes
@@ -281,8 +281,8 @@ def _mount(number, parent, root, point, source="/dev/x", options=()):
 
 
 def test_users_are_mounts_of_the_subvolume_of_a_part_of_it_and_mounts_in_it(monkeypatch):
-    monkeypatch.setattr(filesystem, "device_numbers", lambda _uuid: frozenset({1}))
-    monkeypatch.setattr(filesystem, "_is_on", lambda source, _numbers: source == "/dev/x")
+    monkeypatch.setattr(users, "device_numbers", lambda _uuid: frozenset({1}))
+    monkeypatch.setattr(users, "_is_on", lambda source, _numbers: source == "/dev/x")
     mounts = (
         _mount(1, 0, "/", "/top"),
         _mount(2, 0, "/.snapmgr/s1", "/as-root"),
@@ -293,7 +293,7 @@ def test_users_are_mounts_of_the_subvolume_of_a_part_of_it_and_mounts_in_it(monk
         _mount(7, 0, "/.snapmgr/s10", "/another"),
         _mount(8, 0, "/.snapmgr/s1", "/other-disk", source="/dev/y"),
     )
-    found = filesystem.users(mounts, POOL.id, "/.snapmgr/s1", 300)
+    found = users.Users(POOL.id, lambda: mounts).of("/.snapmgr/s1", 300, idle=True)
     assert set(found) == {"/as-root", "/a-part", "/by-id", "/top/.snapmgr/s1/in"}
 
 

@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from snapmgr.access.attach import attach, release
+from snapmgr.api import BatchDeleting
 from snapmgr.backup.run import backup
 from snapmgr.backup.sweep import sweep
 from snapmgr.catalog.manifest import GONE, Verification
@@ -252,14 +253,16 @@ def test_killed_before_or_after_the_storage_call_the_next_run_goes_on(scene: Sce
     def killed() -> None:
         ctx = scene.context()
         backend = ctx.backend("btrfs")
-        delete = backend.delete
+        assert isinstance(backend, BatchDeleting)
+        delete = backend.delete_batch
 
-        def die(ref: SnapshotRef) -> None:
+        def die(refs: tuple[SnapshotRef, ...], *, wait: str) -> None:
+            assert wait == "name"
             if after:
-                delete(ref)
+                delete(refs)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        backend.delete = die  # type: ignore[method-assign,assignment]
+        backend.delete_batch = die  # type: ignore[method-assign,assignment]
         delete_snapshots(ctx, examine(ctx, [first.id]), force=False)
 
     assert not processes.succeeds(processes.spawn(killed))

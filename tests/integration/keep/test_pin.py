@@ -141,7 +141,7 @@ def test_a_pin_that_succeeded_holds_against_a_prune_at_the_same_time(scene: Scen
         for snapshot_id in pinned:
             manifest = ctx.catalog.load(snapshot_id).manifest
             assert (manifest.state, manifest.pinned) == ("ready", True)
-            delete(ctx, snapshot_id, pinned=True)
+            delete(ctx, manifest, pinned=True)
     # Both came first at times: else nothing was tried.
     assert held > rounds
     assert refused > rounds

@@ -97,7 +97,7 @@ def _run_cell(site: Site, load: WriteLoad, prefix: Prefix, task: Task, version: 
         for taken in batch:
             findings = check(site, task.cell, taken, prefix, replayed=not replayed)
             replayed = True
-            delete(ctx, taken.manifest.id)
+            delete(ctx, taken.manifest)
             yield snapshot_result(task.cell, taken, findings, version)
 
 

@@ -19,6 +19,7 @@ from snapmgr.capacity.read import read_capacity, sample_capacity
 from snapmgr.capacity.series import CapacityLimits, add_samples
 from snapmgr.catalog.manifest import encode
 from snapmgr.catalog.store import Entry
+from snapmgr.catalog.summary import summarize
 from snapmgr.config.load import load_config
 from snapmgr.context import Context
 from snapmgr.contract.errors import InUseError, LostError, MissingRequirementError, StorageError
@@ -275,7 +276,7 @@ def facts(storage, entries, **fields):
         boot_id="b",
         now=NOW + timedelta(hours=4),
         jobs=frozenset({"nightly"}),
-        entries=entries,
+        snapshots=tuple(map(summarize, entries)),
         pools=pools,
         limits=limits | fields,
     )

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from snapmgr.catalog.entry import Entry
 from snapmgr.catalog.manifest import encode
-from snapmgr.catalog.store import Entry
+from snapmgr.catalog.summary import summarize
 from snapmgr.contract.errors import StorageError
 from snapmgr.contract.records import Found, Pool
 from snapmgr.doctor.diagnose import diagnose
@@ -34,8 +35,9 @@ def _found(of, **fields):
 
 def _facts(*manifests, found=(), error=None, **fields):
     pools = (PoolFacts(pool=POOL, found=tuple(found), error=error),)
-    entries = tuple(Entry(manifest=one, verification=None) for one in manifests)
-    values = {"boot_id": "b", "now": NOW, "jobs": frozenset({"nightly"}), "entries": entries, "pools": pools}
+    snapshots = tuple(summarize(Entry(manifest=one, verification=None)) for one in manifests)
+    values = {"boot_id": "b", "now": NOW, "jobs": frozenset({"nightly"}), "snapshots": snapshots, "pools": pools}
+    values["made_here"] = frozenset(one.id for one in manifests if (one.state_dir, one.machine_id) == ("/state", "m"))
     return Facts(**(US | values | fields))
 
 
@@ -87,7 +89,7 @@ def test_a_storage_that_does_not_answer_says_nothing():
 def test_a_hanging_helper_is_left():
     helper = Process(pid=7, start_ticks=1, boot_id="b")
     one = _manifest(state="pending", proved_at=None, helper=helper)
-    assert _repairs(_facts(one, hanging=frozenset({one.id}))) == []
+    assert _repairs(_facts(one, hanging={one.id: 7})) == []
 
 
 def test_what_an_active_run_does_is_left_to_it():
@@ -233,7 +235,7 @@ def _anything(draw):
 @given(_anything())
 def test_whatever_there_is(facts):
     """A problem has a repair or a hint; nothing is cured of an active job or a silent storage; nothing foreign goes."""
-    known = {entry.manifest.id: entry.manifest for entry in facts.entries}
+    known = {one.id for one in facts.snapshots}
     for finding in diagnose(facts):
         if finding.level == "problem":
             assert finding.repair is not None or finding.hint is not None or finding.what == "away"
@@ -248,6 +250,6 @@ def test_whatever_there_is(facts):
             assert about.kind != "snapshot"
             assert about.record_id not in facts.mounted
         if kind == "remove-clone":
-            assert known[about.snapshot_id].state_dir == facts.state_dir
+            assert about.snapshot_id in facts.made_here
         if kind in ("adopt", "restore-manifest"):
             assert about.entry.manifest.id not in known

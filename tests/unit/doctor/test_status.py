@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from snapmgr.catalog.inplace import MERGED
 from snapmgr.catalog.manifest import GONE, Schedule, Verification
 from snapmgr.catalog.store import Entry
+from snapmgr.catalog.summary import summarize
 from snapmgr.config.model import Job, Verify
 from snapmgr.doctor.status import judge
 from snapmgr.schedule.times import next_time
@@ -37,7 +38,7 @@ def _schedule(expression="02:30", installed_at=NOW - 100 * HOUR, **fields):
 def _entry(at, number=0, *, state="ready", result=None, **fields):
     record = replace(manifest(number), created_at=at, state=state, taken_at=at if state == "ready" else None, **fields)
     verification = Verification(at=at, result=result, duration_s=1.0) if result else None
-    return Entry(manifest=record, verification=verification)
+    return summarize(Entry(manifest=record, verification=verification))
 
 
 def _kinds(status):
@@ -148,7 +149,7 @@ def test_verifications_that_never_come_are_found_where_the_newest_snapshot_is_al
     now = NOW + 3 * HOUR + timedelta(minutes=5)
     status = judge(job, hourly, None, now, UTC)
     assert _kinds(status) == ["verification"]
-    assert hourly[1].manifest.id in status.problems[0].what
+    assert hourly[1].id in status.problems[0].what
     # A later one is proof enough.
     assert _kinds(judge(job, [*hourly[:3], _entry(NOW + 3 * HOUR, 3, result="passed")], None, now, UTC)) == []
     assert _kinds(judge(job, [_entry(NOW, result="passed"), *hourly[2:]], None, now, UTC)) == []
@@ -159,7 +160,7 @@ def test_after_a_jump_of_the_clock_the_right_snapshot_is_named():
     ahead, later = _entry(NOW + 365 * 24 * HOUR, 1), _entry(NOW + HOUR, 2)
     status = judge(_job(), [_entry(NOW), ahead, later], None, NOW + 2 * HOUR, UTC)
     assert _kinds(status) == ["clock"]
-    assert ahead.manifest.id in status.problems[0].what
+    assert ahead.id in status.problems[0].what
     assert status.newest is later
     # A failed or killed run of that time is older than the snapshot after it, whatever its time says.
     broken = _entry(NOW + 365 * 24 * HOUR, 1, state="broken", reason="the disk was full")
@@ -181,7 +182,7 @@ def test_what_is_from_the_future_is_no_evidence():
     future = _entry(NOW + 365 * 24 * HOUR, 1)
     status = judge(_job(), [_entry(NOW), future], _schedule(), NOW + 27 * HOUR, UTC)
     assert _kinds(status) == ["clock", "overdue"]
-    assert status.newest.manifest.taken_at == NOW
+    assert status.newest.at == NOW
     schedule = _schedule(installed_at=NOW + 365 * 24 * HOUR)
     assert _kinds(judge(_job(), [_entry(NOW)], schedule, NOW + 27 * HOUR, UTC)) == ["clock", "overdue"]
     assert _kinds(judge(_job(), [], schedule, NOW, UTC)) == ["clock"]
