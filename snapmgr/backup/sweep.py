@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from snapmgr.access.attach import release
 from snapmgr.access.deletion import delete_all, intended_pools, remove_traces
 from snapmgr.backup.publish import publish
-from snapmgr.capacity.lost import mark_all_lost
+from snapmgr.capacity.lost import mark_lost_in
+from snapmgr.capacity.series import was_overflowed
 from snapmgr.catalog.inplace import refuse_unfinished_inplace
-from snapmgr.catalog.manifest import Manifest
+from snapmgr.catalog.manifest import UNFINISHED, Manifest
 from snapmgr.config.model import Job
 from snapmgr.contract.errors import SnapmgrError, StorageError
 from snapmgr.system.host import is_alive
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from snapmgr.context import Context
+    from snapmgr.contract.records import Pool
 
 # For a snapshot that is durable already: enough to see that.
 _LEAST_S = 1.0
@@ -40,7 +42,7 @@ def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
     in-place restore of the job's source is unfinished.
     """
     refuse_unfinished_inplace(ctx.catalog, job)
-    manifests = [entry.manifest for entry in ctx.catalog.entries(job)[0]]
+    manifests, pools, count = _look(ctx, job)
     for manifest in manifests:
         _refuse_hanging(manifest)
     failures: list[SnapmgrError] = []
@@ -49,8 +51,25 @@ def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
         if error is not None:
             ctx.tell(f"cleanup failed and will be tried again: {error.message}")
             failures.append(error)
-    lost = mark_all_lost(ctx, [entry.manifest for entry in ctx.catalog.entries(job)[0]])
-    return (*failures, *lost)
+    if not failures:
+        ctx.catalog.leave_swept(job, pools, count)
+    return (*failures, *mark_lost_in(ctx, job, pools))
+
+
+def _look(ctx: Context, job: str) -> tuple[list[Manifest], tuple[Pool, ...], int | None]:
+    """Return the unfinished snapshots of a job, the pools of those whose storage is of use, and how many there are.
+
+    If the last run left a mark, there is none unfinished, and how many there are is not known.
+    """
+    pools = ctx.catalog.swept_pools(job)
+    if pools is not None:
+        return [], pools, None
+    found, damaged = ctx.catalog.summaries(job)
+    entries, errors = ctx.catalog.load_many(one.id for one in found if one.state in UNFINISHED)
+    stored = dict.fromkeys(ref.pool for one in found if one.state == "ready" or was_overflowed(one) for ref in one.refs)
+    # What cannot be read may be unfinished: the next run must look again.
+    count = 0 if damaged or errors else len(found)
+    return [entry.manifest for entry in entries], tuple(stored), count
 
 
 def _release_abandoned(ctx: Context, job: str) -> Iterator[SnapmgrError | None]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from snapmgr.capacity.read import attachment_problem, sample_capacity
+from snapmgr.capacity.read import attachment_problem, sample_capacity, sample_pools
 from snapmgr.capacity.series import PoolCapacity, overflow_reason, overflowed_series, was_overflowed
 from snapmgr.contract.errors import LostError, MissingRequirementError, SnapmgrError
-from snapmgr.contract.records import PoolKey
+from snapmgr.contract.records import Pool, PoolKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -82,7 +82,23 @@ def mark_all_lost(ctx: Context, manifests: Iterable[Manifest]) -> tuple[SnapmgrE
     then; return an error for each that is still in use.
     """
     manifests = [one for one in manifests if one.state == "ready" or was_overflowed(one)]
-    capacities = sample_capacity(ctx, manifests)
+    return _mark_all(ctx, manifests, sample_capacity(ctx, manifests))
+
+
+def mark_lost_in(ctx: Context, job: str, pools: Iterable[Pool]) -> tuple[SnapmgrError, ...]:
+    """Sample the pools of a job's snapshots and do as `mark_all_lost` with those that have overflowed there."""
+    capacities = sample_pools(ctx, pools)
+    full = {one.native_id for capacity in capacities.values() for one in capacity.series if one.full_since is not None}
+    # Rarely any: only then look which snapshots they are.
+    found = ctx.catalog.summaries(job)[0] if full - {""} else []
+    entries = ctx.catalog.load_many(one.id for one in found if any(ref.native_id in full for ref in one.refs))[0]
+    manifests = [entry.manifest for entry in entries]
+    return _mark_all(ctx, [one for one in manifests if one.state == "ready" or was_overflowed(one)], capacities)
+
+
+def _mark_all(
+    ctx: Context, manifests: Iterable[Manifest], capacities: Mapping[PoolKey, PoolCapacity]
+) -> tuple[SnapmgrError, ...]:
     failures: list[SnapmgrError] = []
     for manifest in manifests:
         try:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
-from snapmgr.catalog.manifest import Lease, RestoreRecord, Schedule, decode
+from snapmgr.catalog.manifest import Lease, RestoreRecord, Schedule, decode, encode
 from snapmgr.contract.errors import CatalogError, MissingRequirementError, NotFoundError
-from snapmgr.system.files import read_file
+from snapmgr.system.files import drop_file, read_file, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,3 +77,51 @@ def folders_in(folder: Path) -> tuple[list[str], list[str]]:
     except OSError as error:
         raise CatalogError(f"cannot read {folder}: {error.strerror}", hint="see: snapmgr doctor") from None
     return folders, others
+
+
+class RecordFolders:
+    """The leases, schedules and restores of the state directory at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._leases = path / "leases"
+        self._schedules = path / "schedules"
+        self._restores = path / "restores"
+
+    def leases(self) -> tuple[list[Lease], list[Damaged]]:
+        """Return all leases, oldest first, and the files that cannot be read."""
+        leases, damaged = read_records(self._leases, Lease, lambda lease: lease.id)
+        return sorted(leases, key=lambda lease: lease.created_at), damaged
+
+    def write_lease(self, lease: Lease) -> None:
+        """Store a lease durably, before anything is attached."""
+        write_file(self._leases / f"{lease.id}.json", encode(lease))
+
+    def drop_lease(self, lease: Lease) -> None:
+        """Remove a lease, after its attachment is gone; idempotent."""
+        drop_file(self._leases / f"{lease.id}.json")
+
+    def schedules(self) -> tuple[list[Schedule], list[Damaged]]:
+        """Return the schedules, ordered by job, and the files that cannot be read."""
+        return read_records(self._schedules, Schedule, lambda schedule: schedule.job)
+
+    def write_schedule(self, schedule: Schedule) -> None:
+        """Store a schedule durably."""
+        write_file(self._schedules / f"{schedule.job}.json", encode(schedule))
+
+    def drop_schedule(self, job: str) -> None:
+        """Remove a schedule; idempotent."""
+        drop_file(self._schedules / f"{job}.json")
+
+    def restorations(self) -> tuple[list[RestoreRecord], list[Damaged]]:
+        """Return the running and unfinished restores, oldest first, and the files that cannot be read."""
+        restorations, damaged = read_records(self._restores, RestoreRecord, lambda record: record.token)
+        return sorted(restorations, key=lambda record: record.began_at), damaged
+
+    def write_restoration(self, record: RestoreRecord) -> None:
+        """Store a restore durably, before anything is created."""
+        write_file(self._restores / f"{record.token}.json", encode(record))
+
+    def drop_restoration(self, record: RestoreRecord) -> None:
+        """Remove the record of a restore that is complete or undone; idempotent."""
+        drop_file(self._restores / f"{record.token}.json")

@@ -6,7 +6,8 @@
     STATE/snapshots/ID/verified.json    the last verification, if any
     STATE/leases/LEASE.json             who uses which snapshot
     STATE/schedules/JOB.json            when a job has to run, as `snapmgr schedule` installed it
-    STATE/locks/JOB.lock                locked (flock) by the active run of a job
+    STATE/locks/JOB.lock                locked (flock) by the active run of a job (`snapmgr.catalog.joblock`)
+    STATE/locks/number                  the last `Manifest.number`, if there are many snapshots
     STATE/frozen/PID                    a stopped server process, and the process that resumes it
     STATE/appliers/PID                  a replica with stopped appliers, and the process that starts them again
     STATE/machine                       the machine that it belongs to: two machines must not share it
@@ -32,18 +33,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from snapmgr.catalog.entry import Entry
-from snapmgr.catalog.manifest import Lease, Manifest, RestoreRecord, Schedule, Verification, decode, encode
-from snapmgr.catalog.recordfolder import Damaged, names_in, read_records
+from snapmgr.catalog.manifest import UNFINISHED, Lease, Manifest, Verification, decode, encode
+from snapmgr.catalog.recordfolder import Damaged, RecordFolders, names_in
 from snapmgr.catalog.statedir import claim, require_sound
 from snapmgr.contract.errors import (
-    BusyError,
     CatalogError,
     InUseError,
     MissingRequirementError,
     NotFoundError,
     SnapmgrError,
 )
-from snapmgr.system.files import drop_file, is_abandoned, read_file, space_hint, sync_folder, write_file, write_files
+from snapmgr.system.files import is_abandoned, read_file, space_hint, sync_folder, write_file, write_files
 from snapmgr.system.probe import require_answer
 
 if TYPE_CHECKING:
@@ -51,10 +51,13 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from snapmgr.catalog.index import Index
+    from snapmgr.catalog.joblock import Held
     from snapmgr.catalog.summary import Summary
+    from snapmgr.contract.records import Pool
 
 __all__ = ["Catalog", "Entry", "attached_error"]
 
+_NUMBER = "number"
 # Files whose writer was killed before the rename.
 _BEGUN = re.compile(r"\.(manifest|verified)\.json\.\d+")
 
@@ -63,18 +66,15 @@ class _Numbered(msgspec.Struct):
     number: int = 0
 
 
-class Catalog:
+class Catalog(RecordFolders):
     """The state directory at `path`; created (0700) when first written to.
 
     Raises MissingRequirementError without the privilege to read it, CatalogError if others could write to it.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self._snapshots = path / "snapshots"
-        self._leases = path / "leases"
-        self._schedules = path / "schedules"
-        self._restores = path / "restores"
         self._locks = path / "locks"
         self.frozen = path / "frozen"
         """Folder of the records of frozen servers (`snapmgr.mysql.lock.freeze`)."""
@@ -82,6 +82,8 @@ class Catalog:
         """Folder of the records of replicas with stopped appliers (`snapmgr.mysql.lock.applier`)."""
         self._answers = False
         self._index: Index | None = None
+        self._held: dict[str, Held] = {}
+        self._number = 0
         require_sound(path)
 
     def require_answer(self) -> None:
@@ -152,13 +154,21 @@ class Catalog:
 
     def next_number(self, now: datetime) -> int:
         """Return the next `Manifest.number`: at least the time, to be above the numbers of a lost state directory."""
+        from snapmgr.catalog.joblock import next_number  # noqa: PLC0415 - readers need no number
+
+        path = self._locks / _NUMBER
+        self._number = next_number(path, self._snapshots, int(now.timestamp()), self._highest_number)
+        return self._number
+
+    def _highest_number(self) -> tuple[int, int]:
+        """Return the highest number of any snapshot, and how many snapshots there are."""
         found, damaged = self.summaries()
         numbers = [one.number for one in found]
         for one in damaged:
             with suppress(SnapmgrError, msgspec.DecodeError, UnicodeDecodeError):
                 data = read_file(one.path / "manifest.json")
                 numbers.append(msgspec.json.decode(data, type=_Numbered).number)
-        return max(int(now.timestamp()), 1 + max(numbers, default=0))
+        return max(numbers, default=0), len(numbers)
 
     def load(self, snapshot_id: str) -> Entry:
         """Return one snapshot; a damaged verification is ignored.
@@ -210,18 +220,38 @@ class Catalog:
         """Store a manifest durably. Raises CatalogError, with the old content still in place."""
         folder = self._snapshots / manifest.id
         data = encode(manifest)  # before the folder exists: a name that is not UTF-8 must not leave it empty
+        self._begin((manifest,))
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
+            folder.mkdir(mode=0o700)
+            if manifest.number != self._number:  # an adopted one
+                (self._locks / _NUMBER).unlink(missing_ok=True)
+        except FileExistsError:
+            pass
         except OSError as error:
             raise CatalogError(f"cannot create {folder}: {error.strerror}", hint=space_hint(error)) from None
         write_file(folder / "manifest.json", data)
         sync_folder(self._snapshots)
+        self._end((manifest,))
 
     def write_many(self, manifests: Iterable[Manifest]) -> dict[str, CatalogError]:
         """Store manifests that have been stored before, durably; return the error of each that could not be, by id."""
         paths = {self._snapshots / one.id / "manifest.json": one for one in manifests}
+        self._begin(paths.values())
         errors = write_files({path: encode(one) for path, one in paths.items()})
+        self._end(one for path, one in paths.items() if path not in errors)
         return {paths[path].id: error for path, error in errors.items()}
+
+    def _begin(self, manifests: Iterable[Manifest]) -> None:
+        """Note what is about to become unfinished, for `leave_swept`."""
+        for one in manifests:
+            if one.job in self._held and one.state in UNFINISHED:
+                self._held[one.job].unfinished.add(one.id)
+
+    def _end(self, manifests: Iterable[Manifest]) -> None:
+        for one in manifests:
+            if one.job in self._held and one.state not in UNFINISHED:
+                self._held[one.job].unfinished.discard(one.id)
+                self._held[one.job].pools |= dict.fromkeys(ref.pool for ref in one.refs)
 
     def write_verification(self, snapshot_id: str, verification: Verification) -> None:
         """Store the result of a verification durably."""
@@ -238,6 +268,8 @@ class Catalog:
                     (folder / name).unlink(missing_ok=True)
                 with suppress(OSError):
                     folder.rmdir()
+            for held in self._held.values():
+                held.unfinished.discard(snapshot_id)
         if snapshot_ids:
             sync_folder(self._snapshots)
 
@@ -260,8 +292,15 @@ class Catalog:
     @contextmanager
     def job_lock(self, job: str) -> Iterator[None]:
         """Hold a job's lock. Raises BusyError if another run has it, StorageError as `require_answer`."""
-        with self._lock(self._locks / f"{job}.lock", job):
-            yield
+        from snapmgr.catalog.joblock import held_lock  # noqa: PLC0415 - readers need no lock
+
+        self.require_answer()
+        with held_lock(self._locks / f"{job}.lock", job, self._snapshots) as held:
+            self._held[job] = held
+            try:
+                yield
+            finally:
+                del self._held[job]
 
     @contextmanager
     def run_lock(self, job: str) -> Iterator[None]:
@@ -269,31 +308,24 @@ class Catalog:
 
         Between the backup and the prune, while a verification may take hours, others may delete snapshots or repair.
         """
-        with self._lock(self._locks / f"{job}.run", job):
+        from snapmgr.catalog.joblock import held_lock  # noqa: PLC0415 - readers need no lock
+
+        self.require_answer()
+        with held_lock(self._locks / f"{job}.run", job, self._snapshots):
             yield
 
-    @contextmanager
-    def _lock(self, path: Path, job: str) -> Iterator[None]:
-        self.require_answer()
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise CatalogError(f"cannot open {path}: {error.strerror}", hint=space_hint(error)) from None
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "?"
-                raise BusyError(
-                    f"another run of job {job} is active (pid {holder})", hint="wait for it to end"
-                ) from None
-            # Only for error messages: on a full disk the lock works without it.
-            with suppress(OSError):
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-            yield
-        finally:
-            os.close(fd)
+    def swept_pools(self, job: str) -> tuple[Pool, ...] | None:
+        """Return the pools of a locked job's snapshots if none is unfinished; None if that takes a look at all."""
+        before = self._held[job].before if job in self._held else None
+        return before.pools if before is not None else None
+
+    def leave_swept(self, job: str, pools: Iterable[Pool], count: int | None) -> None:
+        """Let the next holder of a job's lock know that no snapshot is unfinished, if that is still so at its release.
+
+        `count` is the number of the job's snapshots, None if `swept_pools` was believed.
+        """
+        if job in self._held:
+            self._held[job].swept(pools, count)
 
     @contextmanager
     def reading(self, snapshot_id: str) -> Iterator[None]:
@@ -346,50 +378,6 @@ class Catalog:
             yield
         finally:
             os.close(fd)
-
-    # ---- leases
-
-    def leases(self) -> tuple[list[Lease], list[Damaged]]:
-        """Return all leases, oldest first, and the files that cannot be read."""
-        leases, damaged = read_records(self._leases, Lease, lambda lease: lease.id)
-        return sorted(leases, key=lambda lease: lease.created_at), damaged
-
-    def write_lease(self, lease: Lease) -> None:
-        """Store a lease durably, before anything is attached."""
-        write_file(self._leases / f"{lease.id}.json", encode(lease))
-
-    def drop_lease(self, lease: Lease) -> None:
-        """Remove a lease, after its attachment is gone; idempotent."""
-        drop_file(self._leases / f"{lease.id}.json")
-
-    # ---- schedules
-
-    def schedules(self) -> tuple[list[Schedule], list[Damaged]]:
-        """Return the schedules, ordered by job, and the files that cannot be read."""
-        return read_records(self._schedules, Schedule, lambda schedule: schedule.job)
-
-    def write_schedule(self, schedule: Schedule) -> None:
-        """Store a schedule durably."""
-        write_file(self._schedules / f"{schedule.job}.json", encode(schedule))
-
-    def drop_schedule(self, job: str) -> None:
-        """Remove a schedule; idempotent."""
-        drop_file(self._schedules / f"{job}.json")
-
-    # ---- restores
-
-    def restorations(self) -> tuple[list[RestoreRecord], list[Damaged]]:
-        """Return the running and unfinished restores, oldest first, and the files that cannot be read."""
-        restorations, damaged = read_records(self._restores, RestoreRecord, lambda record: record.token)
-        return sorted(restorations, key=lambda record: record.began_at), damaged
-
-    def write_restoration(self, record: RestoreRecord) -> None:
-        """Store a restore durably, before anything is created."""
-        write_file(self._restores / f"{record.token}.json", encode(record))
-
-    def drop_restoration(self, record: RestoreRecord) -> None:
-        """Remove the record of a restore that is complete or undone; idempotent."""
-        drop_file(self._restores / f"{record.token}.json")
 
 
 def attached_error(lease: Lease) -> InUseError:

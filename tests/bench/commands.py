@@ -152,7 +152,7 @@ def _loaded_server(stack: ExitStack) -> Callable[[CommandScene], Cost]:
         cost = run_costed([str(SNAPMGR), "--config", str(scene().config_file), "--quiet", "backup", JOB])
         manifest = scene().entries()[-1].manifest
         assert manifest.quiesce is not None
-        delete(scene().context(), manifest.id)
+        delete(scene().context(), manifest)
         return replace(cost, wall_s=cost.wall_s - manifest.quiesce.waited_s)
 
     return measure

@@ -84,7 +84,7 @@ class CommandScene:
         """Delete the snapshots that the stdout of "backup" names."""
         context = self.scene.context()
         for name in _TAKEN.findall(out):
-            delete(context, name)
+            delete(context, context.catalog.load(name).manifest)
 
 
 def make_files(folder: Path, count: int) -> None:
