@@ -1,152 +1,312 @@
-"""Whole processes side by side on one btrfs: a snapshot, and a list of 1,000, by snapmgr, snapper and btrbk.
+"""Whole processes, beside snapper and btrbk and the bare calls of the kernel.
 
-    ./run measure commands --snapshots 1000 --repeats 15
+    ./run measure commands                                  # every row, 15 repeats: half an hour
+    ./run measure commands --only '*-10' --only help --repeats 5
+    ./run measure commands --check                          # counts and ratios, against the committed ones
+    ./run measure commands --renew                          # …which are written anew
 
-Each tool lists snapshots of its own. Interleaved, so that the machine's moods hit all; medians, and the ratio to
-snapmgr. A tool that is not installed (apt-get install snapper btrbk) is a row that says so.
+A directory on btrfs has 10, 1,000 and 10,000 snapshots; each tool has as many of its own, on a file system of its own.
+What is compared takes turns, so that the machine's moods hit all; medians. A tool that is not installed
+(apt-get install snapper btrbk) is said so.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import re
+import json
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import btrfsutil
 
-from snapmgr.backup.run import backup
+from snapmgr.access.deletion import delete
+from snapmgr.keep.pin import unpin
+from support.commandcounts import check
+from support.commandscene import JOB, CommandScene, command_scene
+from support.cost import SNAPMGR, Cost, run_costed
+from support.load import write_load
+from support.peers import peers
 from support.scene import Scene, btrfs_scene
+from support.storage import keep_mounts_private, sweep_dead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SNAPMGR = Path(sys.executable).with_name("snapmgr")
-# As on an installed system: compiled modules are kept from one start to the next.
-_ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-_BTRBK = """
-timestamp_format long-iso
-snapshot_dir .btrbk
-snapshot_create always
-snapshot_preserve_min all
-volume {top}
-  subvolume mysql
-"""
+    from support.peers import Peer
+
+_JOBS = 200
+_POLICY = ("retention.keep-last = 10", "retention.keep-hourly = 48", "retention.keep-daily = 14")
 
 
-def seconds(argv: list[str]) -> float:
-    """Run a program to its successful end; return how long it took, start of the process included."""
-    start = time.monotonic()
-    done = subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True, env=_ENVIRONMENT)
-    took = time.monotonic() - start
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(argv)} ended with {done.returncode}: {done.stderr.decode(errors='replace')}")
-    return took
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    snapshots: int
+    """As many there are, of each tool."""
+    ours: Callable[[CommandScene], Cost]
+    peer: str = ""
+    """What a peer does beside it; see `support.peers.Peer`."""
+    bare: Callable[[CommandScene], Cost] | None = None
+    """What no tool can do without: the storage's own time."""
+    bare_name: str = "bare call"
 
 
-def fill(name: str, take: Callable[[int], object], count: int) -> None:
-    """Take `count` snapshots, with progress."""
-    for number in range(count):
-        take(number)
-        if sys.stderr.isatty():
-            print(f"\r{name}: {number + 1} of {count}", end="", file=sys.stderr)
+def bare_snapshot(scene: CommandScene) -> Cost:
+    """The one call."""
+    target = scene.top / "bare"
+    cost = _in_process(lambda: btrfsutil.create_snapshot(str(scene.origin), str(target), read_only=True))
+    btrfsutil.delete_subvolume(str(target))
+    return cost
 
 
-def tools(scene: Scene, count: int) -> dict[str, dict[str, list[str] | str]]:
-    """Set every tool up with `count` snapshots of its own; return its command lines, or why it has none."""
-    top = Path(scene.file_system.point)
-    data = top / "mysql"
-    scene.configure(text=f'[job.demo]\nsource = "directory"\npath = "{data}"\n')
-    ours = [str(_SNAPMGR), "--config", str(scene.config_file), "--quiet"]
-    context = scene.context()
-    fill("snapmgr", lambda _: backup(context, context.config.job("demo")), count)
-    found: dict[str, dict[str, list[str] | str]] = {
-        "snapmgr": {"take": [*ours, "backup", "demo"], "list": [*ours, "list"]}
-    }
-    if shutil.which("snapper") is None:
-        found["snapper"] = {"take": "not installed", "list": "not installed"}
-    else:
-        snapper = ["snapper", "--no-dbus", "-c", "snapmgr-bench"]
-        subprocess.run([*snapper, "create-config", str(data)], check=True)
-        fill("snapper", lambda _: seconds([*snapper, "create"]), count)
-        found["snapper"] = {"take": [*snapper, "create"], "list": [*snapper, "list"]}
-    if shutil.which("btrbk") is None:
-        found["btrbk"] = {"take": "not installed", "list": "not installed"}
-    else:
-        (top / ".btrbk").mkdir()
-        configuration = scene.folder / "btrbk.conf"
-        configuration.write_text(_BTRBK.format(top=top))
-        # Named as btrbk names them, but made by the ioctl: a thousand runs of btrbk would take many minutes.
-        fill(
-            "btrbk",
-            lambda number: btrfsutil.create_snapshot(
-                str(data),
-                str(
-                    top
-                    / ".btrbk"
-                    / f"mysql.202601{1 + number // 1440:02}T{number // 60 % 24:02}{number % 60:02}00+0000"
-                ),
-                read_only=True,
-            ),
-            count,
+def bare_deletion(count: int) -> Callable[[CommandScene], Cost]:
+    """Return what makes as many calls, and one commit."""
+
+    def measure(scene: CommandScene) -> Cost:
+        targets = [scene.top / f"bare{number}" for number in range(count)]
+        for target in targets:
+            btrfsutil.create_snapshot(str(scene.origin), str(target), read_only=True)
+
+        def delete_all() -> None:
+            for target in targets:
+                btrfsutil.delete_subvolume(str(target))
+            btrfsutil.sync(str(scene.top))
+
+        return _in_process(delete_all)
+
+    return measure
+
+
+def import_click(_scene: CommandScene) -> Cost:
+    """What any program pays that stands on click."""
+    return run_costed([sys.executable, "-c", "import click"])
+
+
+def _in_process(action: Callable[[], object]) -> Cost:
+    wall, cpu = time.monotonic(), time.thread_time()
+    action()
+    return Cost(wall_s=time.monotonic() - wall, cpu_s=time.thread_time() - cpu, peak_bytes=0)
+
+
+def _mount(scene: CommandScene) -> Cost:
+    cost = scene.measure("mount", "latest")
+    scene.measure("umount", cost.out.strip())
+    return cost
+
+
+def _umount(scene: CommandScene) -> Cost:
+    return scene.measure("umount", scene.measure("mount", "latest").out.strip())
+
+
+def _pin(scene: CommandScene) -> Cost:
+    cost = scene.measure("pin", "latest")
+    context = scene.scene.context()
+    unpin(context, context.resolve("latest").manifest.id)
+    return cost
+
+
+def _dry_run(scene: CommandScene) -> Cost:
+    scene.configure(*_POLICY)
+    return scene.measure("prune", "--dry-run")
+
+
+def _prune(count: int, of: int) -> Callable[[CommandScene], Cost]:
+    def measure(scene: CommandScene) -> Cost:
+        scene.configure(f"retention.keep-last = {of - count}")
+        cost = scene.measure("prune")
+        scene.fill(of)
+        return cost
+
+    return measure
+
+
+def _many_jobs(scene: CommandScene) -> Cost:
+    scene.configure(jobs=_JOBS)
+    cost = scene.measure_backup("--all")
+    scene.configure()
+    return cost
+
+
+def _loaded_server(stack: ExitStack) -> Callable[[CommandScene], Cost]:
+    """Return what backs up a MariaDB that four writers keep busy; the wait for its lock, which is theirs, left out."""
+
+    @cache
+    def scene() -> Scene:
+        made = stack.enter_context(btrfs_scene(size_bytes=6 << 30))
+        stack.enter_context(write_load(str(made.server.socket))).warm_up()
+        return made
+
+    def measure(_scene: CommandScene) -> Cost:
+        cost = run_costed([str(SNAPMGR), "--config", str(scene().config_file), "--quiet", "backup", JOB])
+        manifest = scene().entries()[-1].manifest
+        assert manifest.quiesce is not None
+        delete(scene().context(), manifest)
+        return replace(cost, wall_s=cost.wall_s - manifest.quiesce.waited_s)
+
+    return measure
+
+
+def _rows(stack: ExitStack) -> tuple[Row, ...]:
+    def plain(*arguments: str) -> Callable[[CommandScene], Cost]:
+        return lambda scene: scene.measure(*arguments)
+
+    def backup(snapshots: int) -> Row:
+        name = f"backup-{snapshots}"
+        take = lambda scene: scene.measure_backup(JOB)  # noqa: E731
+        return Row(name=name, snapshots=snapshots, ours=take, peer="backup", bare=bare_snapshot)
+
+    return (
+        Row(name="help", snapshots=0, ours=plain("--help"), bare=import_click, bare_name="import click"),
+        backup(10),
+        Row(name=f"jobs-{_JOBS}", snapshots=10, ours=_many_jobs, peer="backup --all"),
+        Row(name="backup-mariadb", snapshots=10, ours=_loaded_server(stack)),
+        backup(1000),
+        Row(name="list-1000", snapshots=1000, ours=plain("list"), peer="list"),
+        Row(
+            name="prune-10-of-1000",
+            snapshots=1000,
+            ours=_prune(10, 1000),
+            peer="delete 10",
+            bare=bare_deletion(10),
+        ),
+        backup(10_000),
+        Row(name="list-10000", snapshots=10_000, ours=plain("list"), peer="list"),
+        Row(name="status-10000", snapshots=10_000, ours=plain("status")),
+        Row(name="show-10000", snapshots=10_000, ours=plain("show", "latest")),
+        Row(name="mount-10000", snapshots=10_000, ours=_mount),
+        Row(name="umount-10000", snapshots=10_000, ours=_umount),
+        Row(name="pin-10000", snapshots=10_000, ours=_pin),
+        Row(name="prune-dry-run-10000", snapshots=10_000, ours=_dry_run, peer="prune --dry-run"),
+        Row(name="prune-100-of-10000", snapshots=10_000, ours=_prune(100, 10_000), bare=bare_deletion(100)),
+        Row(name="doctor-10000", snapshots=10_000, ours=plain("doctor")),
+    )
+
+
+Samples = dict[tuple[str, str], list[Cost]]
+
+
+def measure(rows: list[Row], repeats: int, budget_s: float, samples: Samples) -> None:
+    """Add to the samples by row and tool."""
+    with ExitStack() as stack:
+        scene = stack.enter_context(command_scene())
+        others = stack.enter_context(peers()) if any(row.peer for row in rows) else {}
+        for snapshots in sorted({row.snapshots for row in rows}):
+            here = [row for row in rows if row.snapshots == snapshots]
+            scene.configure()
+            _tell(f"making {snapshots} snapshots")
+            if snapshots:
+                scene.fill(snapshots)
+            for other in others.values():
+                if any(row.peer for row in here):
+                    other.fill(snapshots)
+            _turns(scene, here, others, samples, repeats, budget_s)
+
+
+def _turns(
+    scene: CommandScene, rows: list[Row], others: dict[str, Peer], samples: Samples, repeats: int, budget_s: float
+) -> None:
+    for turn in range(repeats):
+        for row in rows:
+            for tool in ("snapmgr", row.bare_name, *others):
+                had = samples.setdefault((row.name, tool), [])
+                # The slow ones: three at least, and no more once they have had their time.
+                if len(had) >= 3 and sum(cost.wall_s for cost in had) > budget_s:
+                    continue
+                _tell(f"turn {turn + 1} of {repeats}: {row.name} {tool}")
+                if tool == "snapmgr":
+                    had.append(row.ours(scene))
+                elif tool == row.bare_name:
+                    had += [row.bare(scene)] if row.bare else []
+                elif row.peer and (argv := others[tool].argv(row.peer)) is not None:
+                    had.append(run_costed(argv))
+                    if row.peer == "delete 10":
+                        others[tool].fill(row.snapshots)
+
+
+def _tell(line: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr)
+
+
+def table(samples: Samples) -> str:
+    """Return a Markdown table of medians: milliseconds, MiB, and how often the wall time fits into snapmgr's."""
+    lines = [
+        "| Row | Tool | n | Wall, ms | from, to | Processor, ms | Peak, MiB | snapmgr ÷ it |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for (row, tool), costs in samples.items():
+        if not costs:
+            continue
+        wall = [cost.wall_s * 1000 for cost in costs]
+        cpu = statistics.median(cost.cpu_s for cost in costs) * 1000
+        peak = max(cost.peak_bytes for cost in costs) >> 20
+        ours = statistics.median(cost.wall_s for cost in samples[row, "snapmgr"])
+        lines.append(
+            f"| {row} | {tool} | {len(costs)} | {statistics.median(wall):.1f} | {min(wall):.1f}, {max(wall):.1f} "
+            f"| {cpu:.1f} | {peak or '-'} | {1000 * ours / statistics.median(wall):.1f} |"
         )
-        btrbk = ["btrbk", "-q", "-c", str(configuration)]
-        found["btrbk"] = {"take": [*btrbk, "snapshot"], "list": [*btrbk, "list", "snapshots"]}
-    return found
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Run the benchmark."""
+    """Run the benchmark, or check."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--snapshots", type=int, default=1000)
+    parser.add_argument("--only", action="append", default=[], metavar="ROW", help="a name or pattern; may be repeated")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--budget", type=float, default=45.0, help="seconds for each tool's row, beyond three repeats")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the samples there")
+    parser.add_argument("--list", action="store_true", help="print the names of the rows, and end")
+    parser.add_argument("--check", action="store_true", help="compare counts and ratios with the committed ones")
+    parser.add_argument("--renew", action="store_true", help="write the counts and ratios that --check compares with")
     arguments = parser.parse_args()
+    # So that file systems and loop devices go first.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    sweep_dead()
+    keep_mounts_private()
+    if arguments.check or arguments.renew:
+        report, good = check(renew=arguments.renew)
+        print(report)
+        sys.exit(not good)
+    samples: Samples = {}
     with ExitStack() as stack:
-        scene = stack.enter_context(btrfs_scene(size_bytes=3 << 30, server=False))
-        stack.callback(_forget_snapper)
-        for number in range(100):
-            (Path(scene.file_system.point) / "mysql" / f"file{number}").write_bytes(b"x" * 4096)
-        lines = tools(scene, arguments.snapshots)
-        bare = {"import click": [sys.executable, "-c", "import click"], "help": [str(_SNAPMGR), "--help"]}
-        samples: dict[tuple[str, str], list[float]] = {}
-        for _ in range(arguments.repeats):
-            for tool, commands in lines.items():
-                for what, argv in commands.items():
-                    if isinstance(argv, list):
-                        samples.setdefault((tool, what), []).append(seconds(argv))
-            for what, argv in bare.items():
-                samples.setdefault(("python" if what == "import click" else "snapmgr", what), []).append(seconds(argv))
-    print(f"{arguments.repeats} repeats, {arguments.snapshots} snapshots of each tool; milliseconds")
-    print(f"{'':24}{'median':>9}{'min':>9}{'max':>9}{'ratio':>8}")
-    for (tool, what), values in sorted(samples.items(), key=lambda item: item[0][1]):
-        ours = samples.get(("snapmgr", what))
-        ratio = f"{statistics.median(values) / statistics.median(ours):8.1f}" if ours else ""
-        row = [statistics.median(values), min(values), max(values)]
-        print(f"{tool + ' ' + what:24}" + "".join(f"{value * 1000:9.0f}" for value in row) + ratio)
-    for tool, commands in lines.items():
-        if isinstance(commands["take"], str):
-            print(f"{tool}: {commands['take']}")
+        every = _rows(stack)
+        rows = [row for row in every if any(fnmatchcase(row.name, name) for name in arguments.only or ["*"])]
+        if arguments.list or not rows:
+            print("\n".join(row.name for row in every))
+            sys.exit(not arguments.list)
+        try:
+            measure(rows, arguments.repeats, arguments.budget, samples)
+        except subprocess.CalledProcessError as error:
+            sys.exit(f"{' '.join(error.cmd)} ended with {error.returncode}: {error.stderr}")
+        finally:  # what was measured until then
+            _report(samples, arguments.json)
 
 
-def _forget_snapper() -> None:
-    """Remove the benchmark's entry from snapper's list of configurations."""
-    Path("/etc/snapper/configs/snapmgr-bench").unlink(missing_ok=True)
-    path = Path("/etc/default/snapper")
-    if path.exists():
-        # Its one line that names ours; whatever else is in the file is the machine's.
-        lines = path.read_text().splitlines(keepends=True)
-        mended = [
-            re.sub(r"( ?\bsnapmgr-bench\b)", "", line) if line.startswith("SNAPPER_CONFIGS=") else line
-            for line in lines
+def _report(samples: Samples, file: Path | None) -> None:
+    _tell("")
+    print(table(samples))
+    for tool in ("snapper", "btrbk"):
+        if shutil.which(tool) is None:
+            print(f"{tool}: not installed")
+    if file is not None:
+        kept = [
+            {"row": row, "tool": tool, "samples": [asdict(cost) | {"out": ""} for cost in costs]}
+            for (row, tool), costs in samples.items()
+            if costs
         ]
-        path.write_text("".join(mended))
+        file.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def measure(scene: Scene, load: WriteLoad, sets: int) -> dict[str, list[float]]:
         # What began to wait in the backup has come back by then.
         time.sleep(0.1)
         samples["stall"].append(load.statistics(since_ns=start, until_ns=end).worst_s)
-        delete(ctx, manifest.id)
+        delete(ctx, manifest)
 
     def nothing() -> None:
         # As long a time as a backup's, so that the worst of as many writes is compared.

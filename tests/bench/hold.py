@@ -110,7 +110,7 @@ def measure(scene: Scene, load: WriteLoad, snapshots: int, dirty_bytes: int, unt
         samples["backup"].append((end - start) / 1e9)
         time.sleep(0.1)
         samples["stall"].append(load.statistics(since_ns=start, until_ns=end).worst_s)
-        delete(ctx, manifest.id)
+        delete(ctx, manifest)
 
     def bare() -> None:
         start, end = bare_snapshot(origin, target)

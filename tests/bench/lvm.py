@@ -168,7 +168,7 @@ class Measurement:
                 one = Taken(manifest=manifest, before=before, after=after)
                 check_copy(data_path(lease), one, self._scene.server.kind)
             self.exact += 1
-        delete(self._ctx, manifest.id)
+        delete(self._ctx, manifest)
 
     def _bare(self) -> float:
         argv = list(self._seen[-1])

@@ -42,7 +42,7 @@ def scene(shared: Scene) -> Iterator[Scene]:
     assert shared.run("umount", "--all").returncode == 0
     ctx = shared.context()
     for entry in shared.entries():
-        delete(ctx, entry.manifest.id)
+        delete(ctx, entry.manifest)
     assert shared.stored() == []
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from snapmgr.access.deletion import delete
 from snapmgr.backup.run import backup
+from snapmgr.contract.abilities import BatchDeleting
 from snapmgr.contract.errors import InUseError, StorageError
 from snapmgr.keep.prune import prune
 from support.scene import Scene
@@ -19,7 +20,7 @@ from support.storage import fill, loop_filesystem, work_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.api import SnapshotRef
+    from snapmgr.api import SnapmgrError, SnapshotRef
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "xfs")
 
@@ -62,12 +63,17 @@ def test_what_fails_then_is_told_as_it_is(
     def fail(_ref: SnapshotRef, **_how: object) -> Never:
         raise error
 
+    def fail_all(refs: tuple[SnapshotRef, ...], **_how: object) -> tuple[SnapmgrError, ...]:
+        return (error,) * len(refs)
+
     monkeypatch.setattr(backend, "delete", fail)
+    if isinstance(backend, BatchDeleting):
+        monkeypatch.setattr(backend, "delete_batch", fail_all)
     with pytest.raises(type(error), match=error.message):
-        delete(ctx, oldest.id)
+        delete(ctx, oldest)
     assert scene.states() == ["ready"] * 3
     monkeypatch.undo()
-    delete(ctx, oldest.id)
+    delete(ctx, oldest)
     with suppress(StorageError):
         backup(ctx, ctx.config.job("demo"))
     assert set(scene.states()) == {"ready"}

@@ -153,7 +153,7 @@ def test_a_set_is_mounted_in_folders_and_taken_down_whole(scene: TwoVolumes) -> 
 
 def test_both_members_are_deleted(scene: TwoVolumes) -> None:
     ctx = scene.context()
-    delete(ctx, backup(ctx, ctx.config.job("demo")).id)
+    delete(ctx, backup(ctx, ctx.config.job("demo")))
     assert scene.stored() == []
 
 

@@ -132,6 +132,10 @@ def _sysbench() -> str | None:
     return _program("sysbench", package="sysbench")
 
 
+def _strace() -> str | None:
+    return _program("strace", package="strace")
+
+
 def _not_root() -> str | None:
     return "runs as root and must not" if os.geteuid() == 0 else None
 
@@ -157,6 +161,7 @@ _CHECKS: dict[str, Callable[[], str | None]] = {
     "redis": _redis,
     "fio": _fio,
     "fuse": _fuse,
+    "strace": _strace,
     "sysbench": _sysbench,
     SYSTEM: _mariadbd,
     **{kind.name: kind.lacking for kind in KINDS.values() if kind.unpacked},
