@@ -224,16 +224,18 @@ class Catalog(RecordFolders):
         folder = self._snapshots / manifest.id
         data = encode(manifest)  # before the folder exists: a name that is not UTF-8 must not leave it empty
         self._begin((manifest,))
+        new = True
         try:
             folder.mkdir(mode=0o700)
             if manifest.number != self._number:  # an adopted one
                 (self._locks / _NUMBER).unlink(missing_ok=True)
         except FileExistsError:
-            pass
+            new = not (folder / "manifest.json").exists()  # an earlier try found no room
         except OSError as error:
             raise CatalogError(f"cannot create {folder}: {error.strerror}", hint=space_hint(error)) from None
         write_file(folder / "manifest.json", data)
-        sync_folder(self._snapshots)
+        if new:
+            sync_folder(self._snapshots)
         self._end((manifest,))
 
     def write_many(self, manifests: Iterable[Manifest]) -> dict[str, CatalogError]:
