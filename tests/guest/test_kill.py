@@ -153,7 +153,7 @@ def test_an_lvcreate_that_hangs_is_left_alone_and_what_it_makes_later_is_removed
 
     def be_impatient() -> None:
         # Time enough to begin on a busy machine.
-        firing._DIRECTORY_FIRE_S = 8.0
+        firing.UNLOCKED_FIRE_S = 8.0
         report.READ_TIMEOUT_S = 1.0
 
     with volume_scene(vg, "classic") as scene:

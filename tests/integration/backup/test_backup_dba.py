@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from snapmgr import jobrun as run_module
-from snapmgr.backup import fire as firing
+from snapmgr.backup import run as backup_run
 from snapmgr.backup.run import backup
 from snapmgr.contract.errors import LaterStepError, NotQuiescedError
 from snapmgr.jobrun import run_job
@@ -87,7 +86,7 @@ def test_a_table_made_elsewhere_right_before_the_lock(
             made.append("t")
             scene.server.query(f"CREATE TABLE d.t (id INT) ENGINE={engine} DATA DIRECTORY '{folder}'")
 
-    monkeypatch.setattr(firing, "flush_until_short", make)
+    monkeypatch.setattr(backup_run, "flush_until_short", make)
     with _elsewhere(scene) as folder:
         ctx = scene.context()
         try:
@@ -206,7 +205,7 @@ def test_a_full_disk_after_the_snapshot_does_not_hide_it(scene: Scene, monkeypat
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(run_module, "verify", fail)
+    monkeypatch.setattr("snapmgr.verify.run.verify", fail)
     ctx = scene.context()
     outcome = run_job(ctx, ctx.config.job("demo"), with_verify=True, with_prune=True)
     assert outcome.error is not None
