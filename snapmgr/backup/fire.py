@@ -69,7 +69,10 @@ def fire(ctx: Context, job: Job, source: SnapshotSource, armed: Armed, trigger: 
                 evidence = _fire_locked(ctx, job, source.live, source.choice, armed=armed, trigger=trigger, sync=sync)
         source.refuse_new_places()
         return evidence
-    sync()
+    atomic = source.backend.capabilities(source.volumes).atomicity == "volume"
+    if not atomic:
+        # A storage with atomic snapshots was flushed when it was armed, and takes the rest along: no lock is waiting.
+        sync()
     if job.source == "mysql":
         with stopped(source.path) as stop:
             trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
@@ -81,7 +84,6 @@ def fire(ctx: Context, job: Job, source: SnapshotSource, armed: Armed, trigger: 
         proof = "no file changed from the seal to after the snapshot"
         evidence = _serverless_evidence(trigger, "a finished backup, sealed", proof)
         return replace(evidence, position=source.tool_backup.position, sources=source.tool_backup.sources)
-    atomic = source.backend.capabilities(source.volumes).atomicity == "volume"
     unchanged: AbstractContextManager[None] = nullcontext() if atomic else _unchanged(source.path)
     with unchanged:
         trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
@@ -246,20 +248,20 @@ def fingerprint(path: str) -> str:
 
 def _add_folder(digest: hashlib.blake2b, fd: int, device: int) -> None:
     """Add a folder by its descriptor: a path may be longer than the kernel accepts. Skips other mounts."""
-    with os.scandir(fd) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
-    for entry in entries:
-        status = entry.stat(follow_symlinks=False)
-        is_folder = stat.S_ISDIR(status.st_mode)
-        facts = (os.fsencode(entry.name), status.st_dev, *facts_of(status))
-        digest.update(repr(facts).encode())
-        if is_folder and status.st_dev == device:
-            child = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+    lines: list[str] = []
+    for name in sorted(os.listdir(fd)):
+        status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        lines.append(f"{name!a} {status.st_dev} {tuple(facts_of(status))}\n")
+        if stat.S_ISDIR(status.st_mode) and status.st_dev == device:
+            digest.update("".join(lines).encode())
+            lines.clear()
+            child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
             try:
                 _add_folder(digest, child, device)
             finally:
                 os.close(child)
-    digest.update(b"end")
+    lines.append("end")
+    digest.update("".join(lines).encode())
 
 
 def _refuse_long_stall(armed: Armed, lock_hold_s: float) -> None:

@@ -13,6 +13,7 @@ import re
 import stat
 import uuid
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,8 @@ def parse_mountinfo(data: bytes) -> tuple[Mount, ...]:
     return tuple(_parse_line(line) for line in data.split(b"\n") if line)
 
 
+# A run reads its mount table a dozen times, mostly unchanged.
+@lru_cache(maxsize=4096)
 def _parse_line(line: bytes) -> Mount:
     fields = line.split(b" ")
     try:

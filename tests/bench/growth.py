@@ -21,6 +21,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,11 +60,21 @@ class Series:
 class Growth:
     """The series of all parts, as they are measured."""
 
-    def __init__(self, repeats: int, budget_s: float) -> None:
+    def __init__(self, repeats: int, budget_s: float, limit_s: float) -> None:
         self.series: dict[tuple[str, str], Series] = {}
+        self.left_out: list[str] = []
+        """What was not begun, because the time was up."""
+        self._limit_s = limit_s
         self._repeats = repeats
         self._budget_s = budget_s
         self._began = time.monotonic()
+
+    def has_time(self, what: str) -> bool:
+        """Return whether another size may begin; else `what` is left out."""
+        if time.monotonic() - self._began < self._limit_s:
+            return True
+        self.left_out.append(what)
+        return False
 
     def measure(
         self,
@@ -114,28 +125,35 @@ class Growth:
         return "\n".join(lines)
 
     def costs(self) -> str:
-        """Return the Markdown table of medians."""
-        lines = [
-            "| Over | Work | Command | Wall, ms | Processor, ms | Peak, MiB | System calls |",
-            "|---|---|---|---|---|---|---|",
-        ]
-        for (part, command), series in self.series.items():
-            for work, costs in series.costs.items():
-                wall, cpu = (statistics.median(getattr(cost, what) for cost in costs) for what in ("wall_s", "cpu_s"))
-                peak = max(cost.peak_bytes for cost in costs) >> 20
-                calls = f"{series.calls[work][0]:.0f}" if work in series.calls else "-"
-                lines.append(
-                    f"| {part} | {work} | {command} | {wall * 1000:.0f} | {cpu * 1000:.0f} | {peak} | {calls} |"
-                )
-        return "\n".join(lines)
+        """Return a Markdown table of medians for each part: wall / processor time, peak of memory, system calls."""
+        tables = []
+        for part, group in groupby(self.series.items(), key=lambda item: item[0][0]):
+            rows = [(command, series) for (_, command), series in group]
+            works = sorted({work for _, series in rows for work in series.costs})
+            lines = [
+                "| " + " | ".join((part, *(f"{work:,}" for work in works))) + " |",
+                "|---" * (len(works) + 1) + "|",
+            ]
+            for command, series in rows:
+                cells = [_cell(series, work) if work in series.costs else "-" for work in works]
+                lines.append(f"| {command} | {' | '.join(cells)} |")
+            tables.append("\n".join(lines))
+        return "\n\n".join(tables)
 
     def document(self) -> list[dict[str, object]]:
         """Return all samples."""
+        kinds = ("wall_s", "cpu_s", "peak_bytes", "calls")
         return [
-            {"over": part, "command": command, "calls": series.calls}
-            | {what: series.values(what) for what in ("wall_s", "cpu_s", "peak_bytes")}
+            {"over": part, "command": command, **{what: series.values(what) for what in kinds}}
             for (part, command), series in self.series.items()
         ]
+
+
+def _cell(series: Series, work: int) -> str:
+    costs = series.costs[work]
+    wall, cpu = (statistics.median(getattr(cost, what) for cost in costs) * 1000 for what in ("wall_s", "cpu_s"))
+    calls = f", {series.calls[work][0]:,.0f}" if work in series.calls else ""
+    return f"{wall:,.0f} / {cpu:,.0f} ms, {max(cost.peak_bytes for cost in costs) >> 20} MiB{calls}"
 
 
 def over_snapshots(growth: Growth, size: int, scene: CommandScene) -> None:
@@ -221,7 +239,8 @@ def _in_one_scene(
     def measure(growth: Growth, sizes: list[int]) -> None:
         with command_scene(fs_type) as scene:
             for size in sizes:
-                one(growth, size, scene)
+                if growth.has_time(f"{one.__name__.removeprefix('over_')} {size:,}"):
+                    one(growth, size, scene)
 
     return measure
 
@@ -229,8 +248,9 @@ def _in_one_scene(
 def _in_one_each(fs_type: str) -> Callable[[Growth, list[int]], None]:
     def measure(growth: Growth, sizes: list[int]) -> None:
         for size in sizes:
-            with command_scene(fs_type, size_bytes=(4 << 30) + size * (32 << 10)) as scene:
-                over_files(growth, size, scene)
+            if growth.has_time(f"files, {fs_type} {size:,}"):
+                with command_scene(fs_type, size_bytes=(4 << 30) + size * (32 << 10)) as scene:
+                    over_files(growth, size, scene)
 
     return measure
 
@@ -239,8 +259,8 @@ _PARTS: dict[str, tuple[Callable[[Growth, list[int]], None], list[int]]] = {
     "snapshots": (_in_one_scene(over_snapshots), [10, 100, 1000, 10_000]),
     "jobs": (_in_one_scene(over_jobs), [1, 10, 100]),
     "reflinks": (_in_one_scene(over_reflinks, "xfs"), [10, 100, 1000]),
-    "files-xfs": (_in_one_each("xfs"), [1000, 10_000, 100_000]),
-    "files-btrfs": (_in_one_each("btrfs"), [1000, 10_000, 100_000]),
+    "files-xfs": (_in_one_each("xfs"), [100, 1000, 10_000, 100_000]),
+    "files-btrfs": (_in_one_each("btrfs"), [100, 1000, 10_000, 100_000]),
 }
 
 
@@ -252,13 +272,14 @@ def main() -> None:
     parser.add_argument("--largest", type=int, metavar="FILES", help="one more size for the parts over files")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget", type=float, default=15.0, help="seconds for a command and size, beyond two repeats")
+    parser.add_argument("--limit", type=float, default=15.0, help="minutes after which no other size begins")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the samples there")
     arguments = parser.parse_args()
     # So that file systems and loop devices go first.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sweep_dead()
     keep_mounts_private()
-    growth = Growth(arguments.repeats, arguments.budget)
+    growth = Growth(arguments.repeats, arguments.budget, arguments.limit * 60)
     try:
         for name in arguments.only or _PARTS:
             measure, sizes = _PARTS[name]
@@ -270,6 +291,8 @@ def main() -> None:
         if sys.stderr.isatty():
             print("\r\x1b[K", end="", file=sys.stderr)
         print(f"{growth.slopes()}\n\n{growth.costs()}")
+        if growth.left_out:
+            print(f"\nleft out after {arguments.limit:g} minutes (--limit): {'; '.join(growth.left_out)}")
         if arguments.json:
             arguments.json.write_text(json.dumps(growth.document(), indent=1) + "\n")
 

@@ -92,8 +92,10 @@ def _configure(folder: Path, server: PrivateServer, staging: Path, backend: str,
 def _juicefs(folder: Path, server: PrivateServer, mode: str, _size: int, pace: Pace) -> Iterator[Site]:
     with ExitStack() as stack:
         store = stack.enter_context(object_store(folder / f"objects-{mode}"))
-        keys = {"bucket": store.bucket(), "access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
-        volume = stack.enter_context(juicefs_volume("redis", storage="s3", base=folder, **keys))
+        made = juicefs_volume(
+            "redis", storage="s3", base=folder, bucket=store.bucket(), access_key=ACCESS_KEY, secret_key=SECRET_KEY
+        )
+        volume = stack.enter_context(made)
         more = f'[backend.juicefs]\nmeta_url = "{volume.meta_url}"\n'
         config = _configure(folder, server, volume.point / "staging", "juicefs", mode, more)
 

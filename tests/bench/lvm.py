@@ -111,7 +111,7 @@ def watched_commands(seen: list[tuple[str, ...]]) -> Iterator[None]:
         init(self, *args, **named)  # type: ignore[arg-type]
         seen.append(self._members[0].argv)
 
-    LvmArmed.__init__ = watched  # type: ignore[method-assign,assignment]
+    LvmArmed.__init__ = watched  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -211,7 +211,7 @@ def print_table(name: str, rows: dict[str, list[Cost]]) -> None:
     for case, costs in rows.items():
 
         def middle(what: str, costs: list[Cost] = costs) -> float:
-            return statistics.median(getattr(cost, what) for cost in costs)
+            return float(statistics.median(getattr(cost, what) for cost in costs))
 
         print(
             f"  {case:26}{middle('seconds') * 1e6:9.0f}{middle('reads'):8.2f}{middle('read_bytes') / _KIB:10.1f}"

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from snapmgr.contract.units import format_size
 from snapmgr.trace.accesslog import Trace
@@ -107,9 +108,9 @@ def main() -> None:
         options.json.write_text(json.dumps({"operations": options.operations, **measured}, indent=1))
 
 
-def pan(page: Browser) -> list[dict[str, object]]:
+def pan(page: Browser) -> list[dict[str, Any]]:
     """Pan in each window; return what the frames took."""
-    found: list[dict[str, object]] = []
+    found: list[dict[str, Any]] = []
     page.evaluate("document.getElementById('timeline').focus()")
     for zooms in _ZOOMS:
         page.key("0")

@@ -33,8 +33,8 @@ COMMITTED = Path(__file__).parents[1] / "bench" / "commands.json"
 _SNAPSHOTS = 10
 _COMMANDS = {"help": ("--help",), "backup": ("backup", JOB), "list": ("list",), "prune": ("prune", "--dry-run")}
 _SHARE = 0.15
-# For what is few.
-_MORE = 10
+# For what is few: so much of all system calls of the command, and at least so many.
+_MORE_OF_ALL, _MORE = 0.01, 10
 _FLUSHES = ("fsync", "fdatasync", "syncfs", "sync", "msync", "sync_file_range")
 _EXACT = ("processes", *_FLUSHES)
 # How often one looks again whether something has ended is a matter of time.
@@ -83,6 +83,7 @@ def compare(committed: Measured, now: Measured) -> Iterator[Line]:
     independent = ("modules of snapmgr", *_EXACT)
     for command, numbers in committed["commands"].items():
         measured = now["commands"][command]
+        more = max(round(numbers.get("system calls", 0) * _MORE_OF_ALL), _MORE)
         for name in dict.fromkeys((*numbers, *measured)):
             if not same and name not in independent:
                 continue
@@ -93,7 +94,7 @@ def compare(committed: Measured, now: Measured) -> Iterator[Line]:
                 committed=before,
                 now=measured.get(name, 0),
                 at_least=before if exact else 0,
-                at_most=before if exact else round(before * (1 + _SHARE)) + _MORE * (not name.startswith("modules")),
+                at_most=before if exact else round(before * (1 + _SHARE)) + more * (not name.startswith("modules")),
             )
     for name, bound in _RATIO_BOUNDS.items():
         before = committed["ratios"][name]
