@@ -7,7 +7,6 @@ forecast until there are two samples again.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import Counter
 from contextlib import suppress
@@ -48,6 +47,9 @@ if TYPE_CHECKING:
 _RECENT_S = 5.0
 
 Capacities = dict["PoolKey", PoolCapacity]
+
+# A file's name ends at 255 bytes.
+_LONGEST = 200
 
 
 def read_capacity(catalog: Catalog, pool: Pool) -> PoolCapacity | None:
@@ -139,8 +141,12 @@ def _write(ctx: Context, pool: Pool, capacity: PoolCapacity) -> None:
 
 
 def _path(catalog: Catalog, pool: Pool) -> Path:
-    # Hashed because an id may be a path.
-    name = hashlib.sha256(f"{pool.backend}\0{pool.id}".encode(errors="surrogateescape")).hexdigest()[:32]
+    name = f"{pool.backend}-{pool.id}"
+    if not (name.isascii() and name.replace("-", "").replace("_", "").isalnum() and len(name) <= _LONGEST):
+        # An id may be a path.
+        import hashlib  # noqa: PLC0415 - it loads OpenSSL
+
+        name = hashlib.sha256(f"{pool.backend}\0{pool.id}".encode(errors="surrogateescape")).hexdigest()[:32]
     return catalog.path / "capacity" / f"{name}.json"
 
 

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -137,7 +136,7 @@ def begin(store: Store, name: str, mark: Mark) -> CopyFolder:
     Fills in nonce, inode, generation and boot id of `mark`. Raises StorageError if the name is taken or if writing
     fails.
     """
-    nonce = secrets.token_hex(8) + store.machine
+    nonce = os.urandom(8).hex() + store.machine
     made = CopyFolder(store=store, fd=-1, name=f"{BEGUN}{nonce}", mark=None, state=None)
     try:
         # Hold the store's lock, so that a repair cannot remove the folder before it has its own lock.

@@ -7,7 +7,6 @@ and ``blkid -p``, which probe devices themselves if udevd does not run (containe
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import stat
@@ -387,6 +386,8 @@ def parse_lsblk(text: str) -> dict[str, _Signature]:
     if not text.strip():
         return {}
     try:
+        import json  # noqa: PLC0415 - only where udev knows nothing
+
         add(json.loads(text)["blockdevices"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CommandError(f"the output of lsblk cannot be parsed ({error!r})") from error

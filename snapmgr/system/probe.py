@@ -18,7 +18,7 @@ from snapmgr.contract.errors import StorageError
 from snapmgr.contract.units import format_duration, format_size
 from snapmgr.system.blockdev import mount_id_of, read_mounts
 from snapmgr.system.files import space_hint
-from snapmgr.system.host import keep_only, signals_held
+from snapmgr.system.host import ends_by, keep_only, signals_held
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 # btrfs blocks all changes while it commits much dirty data: seconds on a slow disk.
 ANSWER_S = 15.0
-_POLL_S = 0.0005
 # More than the manifest of a run needs, and more inodes than its folder, records and temporary files.
 _RUN_BYTES = 64 << 10
 _RUN_INODES = 16
@@ -58,15 +57,13 @@ def require_answer(path: str) -> None:
     if pid is None:
         pid = _start(path, changing=not fuse)
         deadline += ANSWER_S
-    while os.waitpid(pid, os.WNOHANG)[0] == 0:
-        if time.monotonic() >= deadline:
-            _hanging[file_system] = pid
-            raise StorageError(
-                f"the file system at {path} did not answer within {format_duration(ANSWER_S)}: "
-                f"a small change there hangs (process {pid})",
-                hint=f"if it is frozen: fsfreeze -u {path}; else see /proc/{pid}/stack and the kernel log",
-            )
-        time.sleep(_POLL_S)
+    if not ends_by(pid, deadline):
+        _hanging[file_system] = pid
+        raise StorageError(
+            f"the file system at {path} did not answer within {format_duration(ANSWER_S)}: "
+            f"a small change there hangs (process {pid})",
+            hint=f"if it is frozen: fsfreeze -u {path}; else see /proc/{pid}/stack and the kernel log",
+        )
     _answered[file_system] = time.monotonic()
 
 
