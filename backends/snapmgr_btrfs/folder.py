@@ -184,7 +184,9 @@ def read_note(folder: int, name: str) -> bytes | None:
     except OSError:
         return None
     try:
-        return os.read(fd, NOTE_MAX_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+        status = os.fstat(fd)
+        # Not the most that is allowed: to reserve 64 KiB for each takes longer than to read it.
+        return os.read(fd, min(status.st_size, NOTE_MAX_BYTES)) if stat.S_ISREG(status.st_mode) else None
     finally:
         os.close(fd)
 

@@ -92,12 +92,11 @@ class Index:
                 if all(stamp is None or stamp[1] < settled_ns for stamp in seen):
                     fresh[name] = _Known(stamps=seen, summary=one)
         found.sort(key=_ORDER)
-        if fresh or gone:
+        if len(fresh) + len(gone) >= WORTH:
             kept = [one for one in (known | fresh).values() if one.summary.id not in gone]
             known = {one.summary.id: one for one in sorted(kept, key=lambda one: _ORDER(one.summary))}
-        self._known = known
-        if len(fresh) + len(gone) >= WORTH:
             self._write(known)
+        self._known = known
         return found, damaged
 
     def _fitting(
