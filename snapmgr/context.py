@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from snapmgr.catalog.store import Entry
     from snapmgr.config.model import Config
     from snapmgr.contract.backend import Backend
+    from snapmgr.contract.records import Gauge, Pool, PoolKey
 
 
 def _ignore_line(_line: str) -> None:
@@ -26,6 +28,16 @@ def _ignore_line(_line: str) -> None:
 
 def _ignore_progress(_what: str, _done: int, _total: int) -> None:
     pass
+
+
+class PoolReading(Struct, kw_only=True):
+    """The spaces of a pool, as this process read them last; see `snapmgr.capacity.read`."""
+
+    gauges: tuple[Gauge, ...]
+    at_s: float
+    """time.monotonic()."""
+    kept: bool = False
+    """Whether it is among the pool's samples on disk."""
 
 
 class Context(Struct, frozen=True, kw_only=True):
@@ -37,12 +49,19 @@ class Context(Struct, frozen=True, kw_only=True):
     mounter: KernelMounter = field(default_factory=KernelMounter)
     tell: Callable[[str], None] = _ignore_line
     progress: Callable[[str, int, int], None] = _ignore_progress
+    readings: dict[PoolKey, PoolReading] = field(default_factory=dict)
+    """Cleared when a snapshot is deleted."""
     _backends: dict[str, Backend] = field(default_factory=dict)
     _usable: set[str] = field(default_factory=set)
 
     def resolve(self, name: str) -> Entry:
         """Return the snapshot that `name` means, as `Catalog.resolve` does; tell what "latest" passes over."""
         return self.catalog.resolve(name, self.tell)
+
+    def remember(self, pool: Pool, gauges: tuple[Gauge, ...]) -> PoolReading:
+        """Note what was read of a pool now."""
+        reading = self.readings[pool.key] = PoolReading(gauges=gauges, at_s=time.monotonic())
+        return reading
 
     def backend(self, name: str) -> Backend:
         """Return the backend `name`, configured.

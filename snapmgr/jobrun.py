@@ -9,13 +9,12 @@ from msgspec.structs import replace
 
 from snapmgr.backup.run import backup
 from snapmgr.contract.errors import LaterStepError, ShortOfSpaceError, SnapmgrError, VerificationError
-from snapmgr.keep.prune import Pruned, prune
-from snapmgr.verify.run import incomplete, verify
 
 if TYPE_CHECKING:
     from snapmgr.catalog.manifest import Manifest, Verification
     from snapmgr.config.model import Job
     from snapmgr.context import Context
+    from snapmgr.keep.prune import Pruned
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -61,10 +60,14 @@ def _run(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> Outc
             # The snapshot is READY nevertheless: verify it, and let the prune free space.
             manifest, failure = ctx.catalog.load(error.snapshot_id).manifest, error
         if with_verify:
+            from snapmgr.verify.run import incomplete, verify  # noqa: PLC0415 - not every run verifies
+
             verification = verify(ctx, ctx.catalog.load(manifest.id), job.verify)
             if (missing := incomplete(manifest, verification)) is not None:
                 failure = _noted(ctx, failure, missing, manifest)
         if with_prune:
+            from snapmgr.keep.prune import prune  # noqa: PLC0415 - not every run prunes
+
             first = pruned.deleted if pruned is not None else ()
             pruned = prune(ctx, job)
             pruned = replace(pruned, deleted=(*first, *pruned.deleted))
@@ -77,6 +80,8 @@ def _run(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> Outc
 
 def _make_room(ctx: Context, job: Job, short: ShortOfSpaceError) -> Pruned | None:
     """Prune before a backup that lacks space, and wait until the space is free; return None if nothing was deleted."""
+    from snapmgr.keep.prune import prune  # noqa: PLC0415 - few runs lack space
+
     ctx.tell(f"{short.message}: pruning first")
     pruned = prune(ctx, job, wait=True)
     for failure in pruned.failures:

@@ -28,17 +28,7 @@ from snapmgr.api import (
     unmake,
 )
 from snapmgr.api.kernel import may_mount
-from snapmgr_btrfs import (
-    filesystem,
-    folder,
-    inventory,
-    kernel,
-    library,
-    locating,
-    removal,
-    space,
-    users,
-)
+from snapmgr_btrfs import filesystem, folder, inventory, kernel, library, locating, removal, space, users
 from snapmgr_btrfs.armed import ArmedSnapshot, Member, settle
 
 if TYPE_CHECKING:
@@ -64,6 +54,8 @@ if TYPE_CHECKING:
     from snapmgr_btrfs.folder import Entry
     from snapmgr_btrfs.library import Library
 
+# What became dirty since a flush is little; the snapshot call writes it, or the flush before a lock.
+_FLUSHED_S = 5.0
 _OLDEST_KERNEL = (5, 7)  # deleting a subvolume by its id
 # The share of a provisioned file system that the origin may fill: a copy of all of it still fits, and btrfs keeps room
 # for its metadata.
@@ -91,11 +83,13 @@ class BtrfsBackend:
     name: ClassVar[str] = "btrfs"
     api_version: ClassVar[int] = API_VERSION
     Config: ClassVar[type[BtrfsConfig]] = BtrfsConfig
+    shares_space: ClassVar[Literal[True]] = True
 
     def __init__(self, config: BtrfsConfig, runner: Runner, mounter: Mounter) -> None:
         self._config = config
         self._runner = runner
         self._mounter = mounter
+        self._flushed: dict[str, float] = {}
 
     def missing(self) -> tuple[Reason, ...]:
         """Return the missing requirements: the library, btrfs in the kernel, a recent enough kernel, root."""
@@ -139,7 +133,7 @@ class BtrfsBackend:
         return tuple(found)
 
     def arm(self, volumes: tuple[Volume, ...], snapshot_id: str) -> Armed:
-        """Open all that firing needs, check room and names, and flush the file systems once."""
+        """Open all that firing needs, check room and names, and flush the file systems, unless they have just been."""
         lib = library.load()
         folder.check_snapshot_id(snapshot_id)
         if not volumes or len({(volume.pool.id, volume.id) for volume in volumes}) < len(volumes):
@@ -157,11 +151,13 @@ class BtrfsBackend:
                 stack.callback(os.close, origin_fd)
                 members.append(Member(intent=intent, origin_fd=origin_fd, folder_fd=folder_fd))
             armed = ArmedSnapshot(lib, snapshot_id, tuple(members), stack.pop_all())
-        try:
-            armed.sync()
-        except BaseException:
-            armed.__exit__(None, None, None)
-            raise
+        if any(time.monotonic() >= self._flushed.get(pool, float("-inf")) + _FLUSHED_S for pool in tops):
+            try:
+                armed.sync()
+            except BaseException:
+                armed.__exit__(None, None, None)
+                raise
+            self._flushed |= dict.fromkeys(tops, time.monotonic())
         return armed
 
     def _prepare_pool(self, stack: ExitStack, pool: Pool) -> tuple[TopLevel, int]:

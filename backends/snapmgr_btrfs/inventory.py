@@ -28,8 +28,7 @@ def read(lib: Library, folder_fd: int, pool: Pool, top: TopLevel) -> tuple[Found
     # Names first: a snapshot that is made meanwhile is missing together with its note, not without it.
     names = sorted(name for name in os.listdir(folder_fd) if not folder.is_being_written(name))
     entries = tuple(folder.subvolumes(lib, folder_fd))
-    noted = [name for name in map(folder.noted_name, names) if name is not None]
-    notes = {name: folder.read_note(folder_fd, name) for name in noted}
+    notes = {entry.name: folder.read_note(folder_fd, entry.name) for entry in entries}
     top_has_uuid = any(lib.subvolume_info(top.fd).uuid)
     altered = frozenset(entry.name for entry in entries if entry.read_only and _is_altered(folder_fd, entry))
     return tuple(classify(pool, names, entries, notes, top_has_uuid=top_has_uuid, altered=altered))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import secrets
 import shutil
 import signal
 import stat
@@ -277,7 +276,7 @@ def mounted(
     cache_root: str,
 ) -> Iterator[PrivateClient]:
     """Mount the volume of `seen` privately; `inside` is the requested folder's path relative to the mount's top."""
-    identity = secrets.token_hex(8)
+    identity = os.urandom(8).hex()
     cache = options.cache_dir or os.path.join(cache_root, f"snapmgr-juicefs-{identity}")
     record = Record(
         id=identity, uuid=seen.uuid, subdir=seen.subdir, cache_dir=cache, own_cache=options.cache_dir is None

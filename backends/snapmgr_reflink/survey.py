@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
 from snapmgr.api import StorageError, kernel
 from snapmgr.api.copystore import FOLDER_FLAGS, entries, subfolder
 from snapmgr.api.kernel import shown
+
+if TYPE_CHECKING:
+    from snapmgr.api.copystore import Entry
 
 _NAMED_AT_MOST = 8
 # The walks recurse, with two descriptors a level in a copy: Python's limit (1000 calls) and the usual one of open files
@@ -47,6 +51,7 @@ class _Surveyor:
     def __init__(self, seen: Survey, root_fd: int, *, extents: bool) -> None:
         self._seen = seen
         self._device = os.fstat(root_fd).st_dev
+        self._block_bytes = os.fstatvfs(root_fd).f_frsize
         self._extents = extents
         self._user = os.geteuid()
         self._groups = {os.getegid(), *os.getgroups()}
@@ -65,7 +70,7 @@ class _Surveyor:
                 if entry.is_folder:
                     self._folder(fd, name, path)
                 else:
-                    self._other(fd, name, path)
+                    self._other(fd, entry, path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except PermissionError:
@@ -85,19 +90,33 @@ class _Surveyor:
                 return
             self.walk(child, f"{path}{name}/")
 
-    def _other(self, fd: int, name: str, path: str) -> None:
+    def _other(self, fd: int, entry: Entry, path: str) -> None:
         self._seen.files += 1
         if not self._extents:
             return
-        info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        self._judge(info, path + name)
-        if not stat.S_ISREG(info.st_mode):
+        name = entry.name
+        if not entry.is_file:
+            self._judge(os.stat(name, dir_fd=fd, follow_symlinks=False), path + name)
             return
-        self._seen.allocated_bytes += info.st_blocks * 512
-        # Opening comes before anything that could be saved by st_blocks: it finds unreadable files and file mounts.
-        file_fd = kernel.open_beneath(name, fd, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            self._seen.extents += kernel.count_extents(file_fd) if info.st_blocks else 0
+            # Opening comes before anything that could be saved by st_blocks: it finds unreadable files and file mounts.
+            file_fd = kernel.open_beneath(name, fd, os.O_RDONLY | os.O_NONBLOCK)
+        except PermissionError:
+            self._judge(os.stat(name, dir_fd=fd, follow_symlinks=False), path + name)
+            raise
+        try:
+            info = os.fstat(file_fd)
+            if self._user:
+                self._judge(info, path + name)
+            if not stat.S_ISREG(info.st_mode):
+                return
+            allocated_bytes = info.st_blocks * 512
+            self._seen.allocated_bytes += allocated_bytes
+            # What fits into one block has one extent: most small files need no further call.
+            if allocated_bytes > self._block_bytes:
+                self._seen.extents += kernel.count_extents(file_fd)
+            elif allocated_bytes:
+                self._seen.extents += 1
         finally:
             os.close(file_fd)
 

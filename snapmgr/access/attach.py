@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import pwd
-import secrets
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -77,7 +76,7 @@ def attach(
     parts = tuple(
         LeasePart(
             record=AttachRecord(
-                id=secrets.token_hex(8), ref=member.ref, writable=writable or not can_mount, boot_id=boot_id()
+                id=os.urandom(8).hex(), ref=member.ref, writable=writable or not can_mount, boot_id=boot_id()
             ),
             subpath=member.subpath,
             folder=folder,
@@ -138,7 +137,7 @@ def reached(ctx: Context, entry: Entry, *, why: Purpose) -> Iterator[str]:
     if len(manifest.members) > 1:
         raise StorageError(f"{manifest.id} is in {len(manifest.members)} volumes: it has no single folder")
     member = manifest.members[0]
-    record = AttachRecord(id=secrets.token_hex(8), ref=member.ref, writable=False, boot_id=boot_id())
+    record = AttachRecord(id=os.urandom(8).hex(), ref=member.ref, writable=False, boot_id=boot_id())
     lease = _new_lease(ctx, manifest, (LeasePart(record=record, subpath=member.subpath),), why=why)
     _require_usable(ctx, lease, manifest)
     with ctx.catalog.reading(manifest.id):

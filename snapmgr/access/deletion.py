@@ -95,6 +95,7 @@ def _delete_batch(
         found = [one for one in found if one.id not in errors]
         _mark_deleting(ctx, found, errors)
         _delete_members(ctx, backend, found, errors)
+        ctx.readings.clear()
         ctx.catalog.forget(*(one.id for one in found if one.id not in errors))
     return errors
 
@@ -192,6 +193,7 @@ def await_space(ctx: Context, manifests: Iterable[Manifest]) -> dict[str, Snapmg
         except SnapmgrError as error:
             failures = [error] * len(ours)
         errors |= {ref.snapshot_id: error for ref, error in zip(ours, failures, strict=True) if error is not None}
+    ctx.readings.clear()
     return errors
 
 

@@ -15,6 +15,7 @@ from snapmgr.contract.abilities import (
     Remounting,
     Revertible,
     ScratchAttaching,
+    SpaceSharing,
 )
 from snapmgr.contract.backend import (
     API_VERSION,
@@ -119,6 +120,7 @@ __all__ = [
     "Shot",
     "SnapmgrError",
     "SnapshotRef",
+    "SpaceSharing",
     "StorageError",
     "StorageMaker",
     "Target",

@@ -1,48 +1,31 @@
-"""Takes the snapshot while the source is held still: locked, frozen, stopped, watched, or a plain directory."""
+"""Takes the snapshot of a source without a server: a directory, watched if its copy is not atomic, or a tool backup."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import time
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from snapmgr.backup.flush import flush_until_short
 from snapmgr.catalog.manifest import Position, QuiesceRecord, SourcePosition
 from snapmgr.contract.errors import NotQuiescedError, StorageError
 from snapmgr.contract.records import FireError
-from snapmgr.contract.units import format_duration
-from snapmgr.mysql.lock.applier import applier_stopped
-from snapmgr.mysql.lock.freeze import frozen
-from snapmgr.mysql.lock.lockless import lockless
-from snapmgr.mysql.lock.quiesce import LockBounds, NotGrantedError, locked
-from snapmgr.mysql.lock.replication import name_inexact
-from snapmgr.mysql.lock.stopped import stopped
 from snapmgr.tree.facts import facts_of
 
 if TYPE_CHECKING:
+    import hashlib
     from collections.abc import Callable, Iterator
 
     from snapmgr.backup.trigger import Trigger
-    from snapmgr.config.model import Job
-    from snapmgr.context import Context
-    from snapmgr.contract.backend import Armed
     from snapmgr.contract.records import Shot
-    from snapmgr.mysql.lock.heldlock import HeldLock
-    from snapmgr.mysql.lock.levels import LockChoice
-    from snapmgr.source.locate import SnapshotSource
-    from snapmgr.source.server import LiveServer
+    from snapmgr.source.located import SnapshotSource
 
-# A directory has no lock with a time limit; this bounds a storage call that hangs.
-_DIRECTORY_FIRE_S = 3600.0
-# Time for one attempt to lock beside waiting for the lock: checking the server, flushing dirty data.
-_TRY_S = 30.0
+UNLOCKED_FIRE_S = 3600.0
+"""Without a lock there is no time limit; this bounds a storage call that hangs."""
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
@@ -54,37 +37,25 @@ class Evidence(Struct, frozen=True, kw_only=True):
     sources: tuple[SourcePosition, ...] = ()
 
 
-def fire(ctx: Context, job: Job, source: SnapshotSource, armed: Armed, trigger: Trigger) -> Evidence:
-    """Hold the source still in the way that it needs, let the helper take the snapshot, and release the source.
+def fire(source: SnapshotSource, trigger: Trigger, sync: Callable[[], None]) -> Evidence:
+    """Let the helper take the snapshot, and prove that nothing changed meanwhile if the storage cannot promise it.
 
-    Raises NotQuiescedError if the source was not provably held still, MissingRequirementError, and the storage's
+    `sync` flushes dirty data. Raises NotQuiescedError if something changed, MissingRequirementError, and the storage's
     errors.
     """
-    sync = partial(flush_until_short, armed, job.sync_target_s)
-    if source.live is not None and source.choice is not None:
-        with _stopped_applier(ctx, job, source.live):
-            if source.choice.level == "crash-consistent":
-                evidence = _fire_unlocked(job, source.live, source.choice, trigger, sync)
-            else:
-                evidence = _fire_locked(ctx, job, source.live, source.choice, armed=armed, trigger=trigger, sync=sync)
-        source.refuse_new_places()
-        return evidence
-    sync()
-    if job.source == "mysql":
-        with stopped(source.path) as stop:
-            trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
-            source.refuse_new_places()
-            return Evidence(shots=trigger.shots(), quiesce=stop.record(), position=None)
+    atomic = source.backend.capabilities(source.volumes).atomicity == "volume"
+    if not atomic:
+        # A storage with atomic snapshots was flushed when it was armed, and takes the rest along: no lock is waiting.
+        sync()
     if source.tool_backup is not None:
-        trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
+        trigger.fire(time.monotonic() + UNLOCKED_FIRE_S)
         source.tool_backup.require_unchanged()
         proof = "no file changed from the seal to after the snapshot"
         evidence = _serverless_evidence(trigger, "a finished backup, sealed", proof)
         return replace(evidence, position=source.tool_backup.position, sources=source.tool_backup.sources)
-    atomic = source.backend.capabilities(source.volumes).atomicity == "volume"
     unchanged: AbstractContextManager[None] = nullcontext() if atomic else _unchanged(source.path)
     with unchanged:
-        trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
+        trigger.fire(time.monotonic() + UNLOCKED_FIRE_S)
     proof = "the storage takes the volume in one instant" if atomic else "no file had changed after the copy"
     return _serverless_evidence(trigger, "a plain directory", proof)
 
@@ -95,115 +66,6 @@ def _serverless_evidence(trigger: Trigger, why: str, proof: str) -> Evidence:
         quiesce=QuiesceRecord(level="none", why=why, proof=proof, attempts=1, waited_s=0.0, held_s=0.0),
         position=None,
     )
-
-
-def _fire_unlocked(
-    job: Job, live: LiveServer, choice: LockChoice, trigger: Trigger, sync: Callable[[], None]
-) -> Evidence:
-    # Then a new engine's table or another durability counts as well.
-    live = replace(live, lockless=True)
-    with lockless(live.credentials, live.abilities, choice, _bounds(job), check=live.check, sync=sync) as free:
-        trigger.fire(free.deadline)
-        free.prove()
-    # The position comes from the binlog in the snapshot, later (`snapmgr.backup.publish.publish`).
-    return Evidence(shots=trigger.shots(), quiesce=free.record(), position=None)
-
-
-def _fire_locked(
-    ctx: Context,
-    job: Job,
-    live: LiveServer,
-    choice: LockChoice,
-    *,
-    armed: Armed,
-    trigger: Trigger,
-    sync: Callable[[], None],
-) -> Evidence:
-    """Fire under the lock; if that is not free at once and none is needed, without one."""
-    bounds = _bounds(job) if choice.instead is None else _bounds(job).brief
-    refused_s = None
-    with ExitStack() as stack:
-        try:
-            _refuse_long_stall(armed, job.lock_hold_s)
-            lock = stack.enter_context(
-                locked(live.credentials, live.abilities, choice, bounds, check=live.check, sync=sync, tell=ctx.tell)
-            )
-        except NotQuiescedError as error:
-            if choice.instead is None:
-                raise
-            refused_s = error.stall_s if isinstance(error, NotGrantedError) else 0.0
-        else:
-            return _fire_under(ctx, job, live, lock, trigger)
-    ctx.tell(f"the {choice.level} is not free now; none is needed: all tables are InnoDB on one volume")
-    evidence = _fire_unlocked(job, live, choice.instead, trigger, sync)
-    return replace(evidence, quiesce=replace(evidence.quiesce, attempts=2, stall_s=refused_s))
-
-
-def _fire_under(ctx: Context, job: Job, live: LiveServer, lock: HeldLock, trigger: Trigger) -> Evidence:
-    choice = lock.choice
-    if job.position == "exact":
-        if inexact := name_inexact(lock.sources):
-            raise NotQuiescedError(
-                f'position = "exact": {"; ".join(inexact)}',
-                hint='set stop_replica = true in the job, or position = "best"',
-            )
-        if lock.position is None and live.abilities.binlog:
-            raise NotQuiescedError(
-                'position = "exact": no position is exact now',
-                hint='set stop_replica = true in the job (on a replica), or position = "best"',
-            )
-    frozen_s = 0.0
-    if choice.freeze:
-        lock.expect_freeze()
-        frozen_s = _fire_frozen(ctx, live, lock.deadline, trigger)
-    else:
-        trigger.fire(lock.deadline)
-    lock.prove()
-    lock.release()
-    for problem in name_inexact(lock.sources):
-        ctx.tell(f"warning: {problem}")
-    record = replace(lock.record(), frozen_s=frozen_s)
-    shots = trigger.shots()
-    call_s = sum(shot.finish_ns - shot.start_ns for shot in shots) / 1e9
-    ctx.tell(
-        f"{record.level}: waited {format_duration(record.waited_s)}, held {format_duration(record.held_s)} "
-        f"(storage call {format_duration(call_s)})"
-        + (f", the server was frozen for {format_duration(frozen_s)}" if choice.freeze else "")
-    )
-    return Evidence(shots=shots, quiesce=record, position=lock.position, sources=lock.sources)
-
-
-def _stopped_applier(ctx: Context, job: Job, live: LiveServer) -> AbstractContextManager[None]:
-    if not job.stop_replica or not live.channels:
-        return nullcontext()
-    # All waiting before the lock is granted, and the lock itself.
-    tries_s = job.lock_attempts * (job.max_stall_s + _TRY_S)
-    return applier_stopped(
-        live.credentials,
-        live.abilities,
-        time_limit_s=job.blocker_wait_s + tries_s + job.lock_hold_s,
-        record=ctx.catalog.appliers / str(live.process.pid),
-        check=live.check,
-    )
-
-
-def _bounds(job: Job) -> LockBounds:
-    return LockBounds(
-        max_stall_s=job.max_stall_s,
-        lock_attempts=job.lock_attempts,
-        lock_hold_s=job.lock_hold_s,
-        blocker_wait_s=job.blocker_wait_s,
-        kill_selects_after_s=job.kill_selects_after_s,
-        blocker_age_s=job.blocker_age_s,
-    )
-
-
-def _fire_frozen(ctx: Context, live: LiveServer, deadline: float, trigger: Trigger) -> float:
-    """Fire while the server process is frozen; return for how long it was, in seconds."""
-    with frozen(live.process, deadline - time.monotonic(), ctx.catalog.frozen / str(live.process.pid)) as freeze:
-        trigger.fire(freeze.deadline)
-        freeze.prove()
-    return freeze.frozen_s or 0.0
 
 
 @contextmanager
@@ -230,6 +92,8 @@ def fingerprint(path: str) -> str:
     right after the copy. It misses a write through an mmap that the kernel has not noticed yet: call `syncfs` before
     the first one.
     """
+    import hashlib  # noqa: PLC0415 - atomic storage needs no digest
+
     digest = hashlib.blake2b(digest_size=16)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -246,26 +110,17 @@ def fingerprint(path: str) -> str:
 
 def _add_folder(digest: hashlib.blake2b, fd: int, device: int) -> None:
     """Add a folder by its descriptor: a path may be longer than the kernel accepts. Skips other mounts."""
-    with os.scandir(fd) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
-    for entry in entries:
-        status = entry.stat(follow_symlinks=False)
-        is_folder = stat.S_ISDIR(status.st_mode)
-        facts = (os.fsencode(entry.name), status.st_dev, *facts_of(status))
-        digest.update(repr(facts).encode())
-        if is_folder and status.st_dev == device:
-            child = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+    lines: list[str] = []
+    for name in sorted(os.listdir(fd)):
+        status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        lines.append(f"{name!a} {status.st_dev} {tuple(facts_of(status))}\n")
+        if stat.S_ISDIR(status.st_mode) and status.st_dev == device:
+            digest.update("".join(lines).encode())
+            lines.clear()
+            child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
             try:
                 _add_folder(digest, child, device)
             finally:
                 os.close(child)
-    digest.update(b"end")
-
-
-def _refuse_long_stall(armed: Armed, lock_hold_s: float) -> None:
-    if armed.stall_s > lock_hold_s:
-        raise NotQuiescedError(
-            f"the storage call is forecast to take {format_duration(armed.stall_s)}, "
-            f"longer than the lock may be held ({format_duration(lock_hold_s)})",
-            hint="raise lock_hold in the job if writers can wait that long",
-        )
+    lines.append("end")
+    digest.update("".join(lines).encode())

@@ -51,14 +51,14 @@ def _with_position(ctx: Context, manifest: Manifest) -> Manifest:
 
     Raises NotQuiescedError if the binlog does not tell it; the snapshot is BROKEN then.
     """
-    from snapmgr.mysql.binlog.reader import BinlogError  # noqa: PLC0415
-    from snapmgr.mysql.binlog.tail import read_tail  # noqa: PLC0415 - few snapshots need it
-
     quiesce, server = manifest.quiesce, manifest.server
     if manifest.physical is not None and manifest.physical.tool == "clone":
         return _with_clones_position(ctx, manifest)
     if quiesce is None or quiesce.position_from != "binlog" or server is None or not server.log_bin:
         return manifest
+    from snapmgr.mysql.binlog.reader import BinlogError  # noqa: PLC0415 - few snapshots need it
+    from snapmgr.mysql.binlog.tail import read_tail  # noqa: PLC0415 - the same
+
     try:
         # Only a READY snapshot can be attached; on disk it is still PENDING.
         entry = Entry(manifest=manifest.with_state("ready"), verification=None)

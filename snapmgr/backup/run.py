@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -12,13 +13,13 @@ from msgspec.structs import replace
 
 from snapmgr.access.deletion import remove_traces
 from snapmgr.backup.fire import fire
+from snapmgr.backup.flush import flush_until_short
 from snapmgr.backup.publish import publish
 from snapmgr.backup.sweep import sweep
 from snapmgr.backup.trigger import Trigger
 from snapmgr.capacity.read import examine_room, sample_capacity
 from snapmgr.catalog.manifest import Manifest, Member, new_id
 from snapmgr.contract.errors import LaterStepError, LostError, SnapmgrError
-from snapmgr.mysql.lock.lockless import StructureChangedError
 from snapmgr.source.locate import locate_source
 from snapmgr.source.volumes import name_excluded
 from snapmgr.system.boot import machine_id
@@ -27,11 +28,12 @@ from snapmgr.system.probe import require_answer
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from snapmgr.backup.fire import Evidence
     from snapmgr.config.model import Job
     from snapmgr.context import Context
     from snapmgr.contract.backend import Armed
     from snapmgr.contract.records import Volume
-    from snapmgr.source.locate import SnapshotSource
+    from snapmgr.source.located import SnapshotSource
     from snapmgr.source.toolbackup import ToolBackup
 
 # How long to wait for the helper after a failure, when the lock is already released.
@@ -128,6 +130,8 @@ def _take_any_way(ctx: Context, job: Job, source: SnapshotSource) -> Manifest:
     choice = source.choice
     if choice is None or choice.instead is None:
         return _take(ctx, job, source)
+    from snapmgr.mysql.lock.lockless import StructureChangedError  # noqa: PLC0415 - a directory has no lock
+
     for _ in range(_TRIES_WITHOUT_LOCK):
         try:
             return _take(ctx, job, source)
@@ -183,7 +187,7 @@ def _take(ctx: Context, job: Job, source: SnapshotSource) -> Manifest:
         manifest = replace(manifest, intents=armed.intents, helper=trigger.process)
         ctx.catalog.write(manifest)
         try:
-            evidence = fire(ctx, job, source, armed, trigger)
+            evidence = _fire(ctx, job, source, armed, trigger)
             manifest = replace(
                 manifest,
                 members=tuple(
@@ -209,6 +213,16 @@ def _take(ctx: Context, job: Job, source: SnapshotSource) -> Manifest:
             raise
         ctx.catalog.keep_tool_log(manifest)
     return publish(ctx, manifest, settle_timeout_s=job.settle_timeout_s)
+
+
+def _fire(ctx: Context, job: Job, source: SnapshotSource, armed: Armed, trigger: Trigger) -> Evidence:
+    """Take the snapshot while the source is held still. Raises NotQuiescedError if it was not, and storage's errors."""
+    sync = partial(flush_until_short, armed, job.sync_target_s)
+    if job.source != "mysql":
+        return fire(source, trigger, sync)
+    from snapmgr.backup.fire_mysql import fire_mysql  # noqa: PLC0415 - a directory has no server
+
+    return fire_mysql(ctx, job, source, armed=armed, trigger=trigger, sync=sync)
 
 
 def _wall_clock(monotonic_ns: int) -> datetime:

@@ -25,7 +25,7 @@ import msgspec
 from snapmgr.contract.backend import Announcing, Readying
 from snapmgr.contract.errors import StorageError
 from snapmgr.contract.records import FireError, Shot
-from snapmgr.system.host import keep_only, signals_held, this_process
+from snapmgr.system.host import ends_by, keep_only, signals_held, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,16 +142,12 @@ class Trigger:
 
     def reap(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` for the helper's end; return whether it ended."""
-        deadline = time.monotonic() + timeout_s
-        while not self._reaped:
-            with suppress(ChildProcessError):
-                if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
-                    if time.monotonic() >= deadline:
-                        return False
-                    time.sleep(0.001)
-                    continue
-            self._reaped = True
-        return True
+        if not self._reaped:
+            try:
+                self._reaped = ends_by(self.pid, time.monotonic() + timeout_s)
+            except ChildProcessError:
+                self._reaped = True
+        return self._reaped
 
     def __enter__(self) -> Self:
         return self

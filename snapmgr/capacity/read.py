@@ -7,7 +7,7 @@ forecast until there are two samples again.
 
 from __future__ import annotations
 
-import hashlib
+import time
 from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ from snapmgr.capacity.series import (
     short_of,
 )
 from snapmgr.catalog.manifest import decode, encode
-from snapmgr.contract.abilities import CapacityReporting, ScratchAttaching
+from snapmgr.contract.abilities import CapacityReporting, ScratchAttaching, SpaceSharing
 from snapmgr.contract.errors import CatalogError, NotFoundError, ShortOfSpaceError, SnapmgrError
 from snapmgr.system.files import read_file, write_file
 from snapmgr.system.probe import require_pools_answer
@@ -40,10 +40,16 @@ if TYPE_CHECKING:
     from snapmgr.catalog.store import Catalog
     from snapmgr.catalog.summary import Summary
     from snapmgr.config.model import Job
-    from snapmgr.context import Context
-    from snapmgr.contract.records import Pool, PoolKey, Reason, Reservoir, Volume
+    from snapmgr.context import Context, PoolReading
+    from snapmgr.contract.records import Gauge, Pool, PoolKey, Reason, Reservoir, Volume
+
+# One reading of a storage whose snapshots share its space does for the steps of a run, and for the next jobs.
+_RECENT_S = 5.0
 
 Capacities = dict["PoolKey", PoolCapacity]
+
+# A file's name ends at 255 bytes.
+_LONGEST = 200
 
 
 def read_capacity(catalog: Catalog, pool: Pool) -> PoolCapacity | None:
@@ -79,7 +85,12 @@ def sample_pools(ctx: Context, pools: Iterable[Pool]) -> Capacities:
     capacities = {}
     for pool in pools:
         try:
-            require_pools_answer((pool,), ctx.mounter.mounts())
+            recent = _recent(ctx, pool)
+            if recent is None:
+                require_pools_answer((pool,), ctx.mounter.mounts())
+            elif recent.kept and (kept := read_capacity(ctx.catalog, pool)) is not None:
+                capacities[pool.key] = kept
+                continue
             capacity = sample_pool(ctx, pool)
         except SnapmgrError as error:
             ctx.tell(f"warning: cannot read how full {pool.hint} is: {error.message}")
@@ -87,6 +98,8 @@ def sample_pools(ctx: Context, pools: Iterable[Pool]) -> Capacities:
         if capacity is not None:
             capacities[pool.key] = capacity
             _write(ctx, pool, capacity)
+            if pool.key in ctx.readings:
+                ctx.readings[pool.key].kept = True
     return capacities
 
 
@@ -98,22 +111,42 @@ def sample_pool(ctx: Context, pool: Pool) -> PoolCapacity | None:
     backend = ctx.backend(pool.backend)
     if not isinstance(backend, CapacityReporting):
         return None
-    return add_samples(read_capacity(ctx.catalog, pool), pool, backend.gauges((pool,)), datetime.now(UTC))
+    return add_samples(read_capacity(ctx.catalog, pool), pool, _gauges(ctx, backend, pool), datetime.now(UTC))
+
+
+def _gauges(ctx: Context, backend: CapacityReporting, pool: Pool) -> tuple[Gauge, ...]:
+    if not isinstance(backend, SpaceSharing):
+        return backend.gauges((pool,))
+    recent = _recent(ctx, pool)
+    if recent is None:
+        recent = ctx.remember(pool, backend.gauges((pool,)))
+    return recent.gauges
+
+
+def _recent(ctx: Context, pool: Pool) -> PoolReading | None:
+    """Return what this process has just read of a pool, perhaps for another job."""
+    recent = ctx.readings.get(pool.key)
+    return recent if recent is not None and time.monotonic() < recent.at_s + _RECENT_S else None
 
 
 def _write(ctx: Context, pool: Pool, capacity: PoolCapacity) -> None:
     path = _path(ctx.catalog, pool)
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        write_file(path, encode(capacity))
+        # Not worth a flush: without it there is no forecast until there are two samples again.
+        write_file(path, encode(capacity), durably=False)
     except (CatalogError, OSError) as error:
         # This costs only the forecast.
         ctx.tell(f"warning: the capacity sample of {pool.hint} could not be kept: {error}")
 
 
 def _path(catalog: Catalog, pool: Pool) -> Path:
-    # Hashed because an id may be a path.
-    name = hashlib.sha256(f"{pool.backend}\0{pool.id}".encode(errors="surrogateescape")).hexdigest()[:32]
+    name = f"{pool.backend}-{pool.id}"
+    if not (name.isascii() and name.replace("-", "").replace("_", "").isalnum() and len(name) <= _LONGEST):
+        # An id may be a path.
+        import hashlib  # noqa: PLC0415 - it loads OpenSSL
+
+        name = hashlib.sha256(f"{pool.backend}\0{pool.id}".encode(errors="surrogateescape")).hexdigest()[:32]
     return catalog.path / "capacity" / f"{name}.json"
 
 
@@ -124,7 +157,7 @@ def _pools(manifests: Iterable[Manifest | Summary]) -> dict[Pool, None]:
 def lost_members(ctx: Context, pool: Pool) -> set[tuple[str, str, str]]:
     """Return the identities of the overflowed snapshots in a pool. Raises the storage's errors."""
     backend = ctx.backend(pool.backend)
-    if not isinstance(backend, CapacityReporting):
+    if not isinstance(backend, CapacityReporting) or isinstance(backend, SpaceSharing):
         return set()
     return {one.ref.identity for one in backend.gauges((pool,)) if one.ref is not None and not one.valid}
 
@@ -150,7 +183,7 @@ def read_headroom(ctx: Context, job: Job, volumes: Iterable[Volume], now: dateti
     """
     found: dict[tuple[PoolKey, str], Reservoir] = {}
     for volume in volumes:
-        for one in ctx.backend(volume.backend).headroom(volume):
+        for one in _headroom(ctx, volume):
             key = (volume.pool.key, one.name)
             wanted_bytes = one.wanted_bytes + (found[key].wanted_bytes if key in found else 0)
             found[key] = replace(one, wanted_bytes=wanted_bytes)
@@ -163,6 +196,13 @@ def read_headroom(ctx: Context, job: Job, volumes: Iterable[Volume], now: dateti
         foreseen = forecast(series, now)
         readings.append(Reading(series=series, forecast=foreseen, alarm=alarm(series, foreseen, limits, now)))
     return tuple(readings)
+
+
+def _headroom(ctx: Context, volume: Volume) -> tuple[Reservoir, ...]:
+    backend = ctx.backend(volume.backend)
+    if isinstance(backend, SpaceSharing) and isinstance(backend, CapacityReporting):
+        return _gauges(ctx, backend, volume.pool)
+    return backend.headroom(volume)
 
 
 class Room(Struct, frozen=True, kw_only=True):

@@ -64,10 +64,13 @@ class Index:
         self._load = load
         self._known: dict[str, _Known] | None = None
 
-    def look(self, job: str | None) -> tuple[list[Summary], list[Damaged]]:
+    def look(
+        self, job: str | None, until: Callable[[Summary], bool] | None = None
+    ) -> tuple[list[Summary], list[Damaged]]:
         """Return the summaries of all snapshots (or those of `job`), oldest first, and the files that cannot be read.
 
-        Raises as `names_in`.
+        With `until` only those from the newest down to the first for which it returns True are sure to be among them:
+        the order of snapshots in the index does not change, so that older ones need no look. Raises as `names_in`.
         """
         known = self._read() if self._known is None else self._known
         settled_ns = time.time_ns() - _SETTLED_NS
@@ -75,7 +78,7 @@ class Index:
         gone = known.keys() - folders
         start = f"{job}." if job is not None else ""
         names = {name for name in folders if name.startswith(start)}
-        found, stamps = self._fitting(known, names)
+        found, stamps = self._fitting(known, names, until)
         # Their stamps come first: if one changes while it is read, they do not fit the next time.
         stamps |= {name: (None, None) for name in others if name.startswith(start)}
         fresh: dict[str, _Known] = {}
@@ -89,29 +92,35 @@ class Index:
                 if all(stamp is None or stamp[1] < settled_ns for stamp in seen):
                     fresh[name] = _Known(stamps=seen, summary=one)
         found.sort(key=_ORDER)
-        everything = known | fresh
-        self._known = {name: one for name, one in everything.items() if name not in gone} if gone else everything
+        if fresh or gone:
+            kept = [one for one in (known | fresh).values() if one.summary.id not in gone]
+            known = {one.summary.id: one for one in sorted(kept, key=lambda one: _ORDER(one.summary))}
+        self._known = known
         if len(fresh) + len(gone) >= WORTH:
-            self._write(self._known)
+            self._write(known)
         return found, damaged
 
-    def _fitting(self, known: dict[str, _Known], names: set[str]) -> tuple[list[Summary], dict[str, _Stamps]]:
-        """Return the summaries that still fit, and the stamps of the other snapshots of `names`."""
+    def _fitting(
+        self, known: dict[str, _Known], names: set[str], until: Callable[[Summary], bool] | None
+    ) -> tuple[list[Summary], dict[str, _Stamps]]:
+        """Return the summaries that still fit, and the stamps of those that are to be read; `until` as in `look`."""
         found: list[Summary] = []
         stamps: dict[str, _Stamps] = {}
         if not names:
             return found, stamps
         with _opened(self._folder) as fd:
-            # In the index's order, which is that of the result.
-            for name, one in known.items():
+            for name in reversed(known):
                 if name in names:
-                    seen = _stamps(name, fd)
-                    if one.stamps == seen:
-                        found.append(one.summary)
-                    else:
+                    one, seen = known[name], _stamps(name, fd)
+                    if one.stamps != seen:
                         stamps[name] = seen
+                        continue
+                    found.append(one.summary)
+                    if until is not None and until(one.summary):
+                        break
             for name in names - known.keys():
                 stamps[name] = _stamps(name, fd)
+        found.reverse()
         return found, stamps
 
     def _summarized(self, name: str) -> Summary | Damaged | None:
@@ -126,7 +135,7 @@ class Index:
         return summarize(entry) if problem is None else Damaged(path=self._folder / name, problem=problem)
 
     def _read(self) -> dict[str, _Known]:
-        """Return what the index says by the snapshots' ids; nothing if it cannot be used."""
+        """Return what the index says by the snapshots' ids, oldest first; nothing if it cannot be used."""
         with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, OverflowError):
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
             with open(fd, "rb") as file:
@@ -141,7 +150,7 @@ class Index:
 
     def _write(self, known: dict[str, _Known]) -> None:
         """Replace the index in place, unless another process is writing it or it is not ours to write."""
-        rows = msgspec.msgpack.encode(sorted(known.values(), key=lambda one: _ORDER(one.summary)))
+        rows = msgspec.msgpack.encode(list(known.values()))
         data = memoryview(_MAGIC + _sum(rows) + rows)
         if len(data) > _MAX_BYTES:
             return

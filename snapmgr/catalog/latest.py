@@ -19,13 +19,18 @@ _SHOWN = 4
 def resolve(
     text: str,
     names_of: Callable[[], list[str]],
-    summaries_of: Callable[[str | None], tuple[list[Summary], list[Damaged]]],
+    summaries_of: Callable[[str | None, Callable[[Summary], bool]], tuple[list[Summary], list[Damaged]]],
     tell: Callable[[str], None],
 ) -> str:
     """Return the id of the snapshot that `text` means; see `snapmgr.catalog.store.Catalog.resolve`."""
     job, _, which = text.rpartition("@")
     if which in (LATEST, LATEST_VERIFIED):
-        return newest(*summaries_of(job or None), job, which, tell).id
+
+        def wanted(one: Summary) -> bool:
+            right = one.verified if which == LATEST_VERIFIED else not one.failed
+            return right and one.state == "ready" and job in ("", one.job)
+
+        return newest(*summaries_of(job or None, wanted), job, which, tell).id
     names = names_of()
     fitting = [name for name in names if name == text] or [
         name for name in names if text and (name.startswith(text) or name.rsplit(".", 1)[-1].startswith(text))
@@ -47,7 +52,7 @@ def newest(
     """Return the newest snapshot that can be used; see `snapmgr.catalog.store.Catalog.resolve`.
 
     Args:
-        entries: snapshots, oldest first.
+        entries: snapshots, oldest first; at least those down from the newest to the first that can be used.
         damaged: files that could not be read, and may belong to newer ones.
         job: whose; "" for any.
         which: LATEST or LATEST_VERIFIED.

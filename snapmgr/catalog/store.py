@@ -115,16 +115,19 @@ class Catalog(RecordFolders):
 
     # ---- snapshots
 
-    def summaries(self, job: str | None = None) -> tuple[list[Summary], list[Damaged]]:
+    def summaries(
+        self, job: str | None = None, until: Callable[[Summary], bool] | None = None
+    ) -> tuple[list[Summary], list[Damaged]]:
         """Return all snapshots (or those of `job`) in short, oldest first, and the files that cannot be read.
 
         Much quicker than `entries`, and as true: it reads the manifests that changed since they were summarized.
+        With `until` only down from the newest, to the first for which it returns True.
         """
         if self._index is None:
             from snapmgr.catalog.index import Index  # noqa: PLC0415 - a backup can do without
 
             self._index = Index(self.path / "index", self._snapshots, self._load)
-        return self._index.look(job)
+        return self._index.look(job, until)
 
     def names(self) -> list[str]:
         """Return the names in the folder of the snapshots: quick, but not every name is a snapshot's id."""

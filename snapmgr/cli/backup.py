@@ -132,8 +132,6 @@ def _fail(session: Session, job: str, error: SnapmgrError, *, several: bool) -> 
 
 
 def _summary(outcome: Outcome) -> str:
-    from snapmgr.cli.documents import show_held
-
     manifest = outcome.manifest
     if manifest is None:
         raise AssertionError("only a snapshot has a summary")
@@ -142,6 +140,8 @@ def _summary(outcome: Outcome) -> str:
     if quiesce is not None and quiesce.level == "crash-consistent":
         parts.append("crash-consistent: without a lock")
     elif quiesce is not None and quiesce.level != "none":
+        from snapmgr.cli.documents import show_held
+
         frozen = f", server frozen {format_duration(quiesce.frozen_s)}" if quiesce.level == "freeze-process" else ""
         held = show_held(quiesce.level, quiesce.held_s)
         parts.append(f"{quiesce.level}: waited {format_duration(quiesce.waited_s)}, held {held}{frozen}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -55,6 +54,8 @@ def foreseen(session: Session, error: Exception) -> SnapmgrError:
             hint="please report it with the lines above",
         )
     if trace:
+        import traceback
+
         session.console.close()
         sys.stderr.write("".join(traceback.format_exception(error)))
     return shown

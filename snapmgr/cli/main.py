@@ -6,7 +6,6 @@ import os
 import select
 import sys
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -103,7 +102,7 @@ class LazyGroup(click.Group):
     "--config",
     "config_path",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=click.Path(),
     envvar="SNAPMGR_CONFIG",
     help="Configuration file.  [env SNAPMGR_CONFIG; default: /etc/snapmgr/snapmgr.toml]",
 )
@@ -114,12 +113,14 @@ class LazyGroup(click.Group):
 @click.option("--debug", is_flag=True, help="Print a traceback with every error.")
 @click.version_option(__version__, "-V", "--version", message="snapmgr %(version)s")
 @click.pass_context
-def cli(ctx: click.Context, config_path: Path | None, quiet: bool, verbose: bool, debug: bool) -> None:
+def cli(ctx: click.Context, config_path: str | None, quiet: bool, verbose: bool, debug: bool) -> None:
     """Store the options that stand before the command."""
     if quiet and verbose:
         raise click.UsageError("--quiet and --verbose cannot be combined.")
     session: Session = ctx.obj
-    session.config_path = config_path
+    from pathlib import Path
+
+    session.config_path = Path(config_path) if config_path is not None else None
     session.quiet, session.verbose, session.debug = quiet, verbose, debug
     session.console = Console(quiet=quiet, verbose=verbose)
 

@@ -10,7 +10,6 @@ from snapmgr.cli.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
     from snapmgr.config.model import Config
 
@@ -27,12 +26,14 @@ _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 def _completion_config(ctx: click.Context) -> Config | None:
     """Return the configuration for shell completion; None if it is invalid, as this is not the time to report it."""
+    from pathlib import Path
+
     from snapmgr.config.load import load_config
     from snapmgr.contract.errors import SnapmgrError
 
-    path: Path | None = ctx.find_root().params.get("config_path")
+    path: str | None = ctx.find_root().params.get("config_path")
     try:
-        return load_config(path)
+        return load_config(Path(path) if path is not None else None)
     except SnapmgrError:
         return None
 

@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import to_builtins
 from msgspec.structs import asdict
 
 from snapmgr.cli.choice import choose
@@ -164,7 +165,7 @@ def _document(session: Session, restored: RestoreResult, error: Any) -> None:  #
         dest=restored.dest,
         places=[asdict(place) for place in restored.places],
         restored={
-            key: value for key, value in asdict(restored).items() if key not in ("snapshot_id", "dest", "places")
+            key: value for key, value in to_builtins(restored).items() if key not in ("snapshot_id", "dest", "places")
         },
     )
 

@@ -5,7 +5,6 @@ A key's TOML name is its attribute's name without the unit: ``max_stall = "3s"``
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -160,6 +159,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         """Return the job `name`. Raises NotFoundError, which suggests other names."""
         if name in self.jobs:
             return self.jobs[name]
+        import difflib  # noqa: PLC0415 - for messages alone
+
         near = difflib.get_close_matches(name, self.jobs, n=1)
         known = f"did you mean {near[0]}?" if near else f"configured jobs: {', '.join(self.jobs) or 'none'}"
         raise NotFoundError(f"there is no job {name!r} in {self.files[0]}", hint=known)

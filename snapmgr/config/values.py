@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -50,6 +48,8 @@ def describe_unknown(key: str, allowed: Iterable[str]) -> str:
     """Return the error for an unknown key: it suggests the nearest allowed key, or lists all. The value may be
     a password, so it is not shown.
     """
+    import difflib  # noqa: PLC0415 - for messages alone
+
     allowed = sorted(allowed)
     # "keep_daily" for "keep-daily" is the most likely mistake.
     swapped = [name for name in allowed if name.replace("-", "_") == key.replace("-", "_").lower()]
@@ -59,6 +59,8 @@ def describe_unknown(key: str, allowed: Iterable[str]) -> str:
 
 def show(value: object) -> str:
     """Return a value roughly as the user wrote it, shortened for an error message."""
+    import json  # noqa: PLC0415 - for messages alone
+
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 100 else text[:99] + "…"  # noqa: PLR2004
 

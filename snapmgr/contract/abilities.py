@@ -5,7 +5,7 @@ Plugins import them from `snapmgr.api`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +37,17 @@ class CapacityReporting(Protocol):
         size. A lost snapshot has ``valid=False``. A pool without any limit has no gauge. A missing pool raises
         StorageError.
         """
+
+
+@runtime_checkable
+class SpaceSharing(Protocol):
+    """A `CapacityReporting` storage whose snapshots have no space of their own: a backup reads a pool's spaces once.
+
+    No gauge belongs to a snapshot, and `Backend.headroom` of a volume is `gauges` of its pool: neither depends on which
+    volume it is, or on a snapshot that was just taken.
+    """
+
+    shares_space: ClassVar[Literal[True]]
 
 
 @runtime_checkable

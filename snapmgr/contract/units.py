@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from fractions import Fraction
 from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 # ASCII: "\d" would take Arabic digits, and IGNORECASE the Kelvin sign for a K.
 _SIZE = re.compile(r"(?P<number>\d{1,30}(?:\.\d{1,30})?)\s*(?:(?P<unit>[KMGTPE])i?)?B?", re.IGNORECASE | re.ASCII)
@@ -15,21 +18,30 @@ _POWERS = {unit: power for power, unit in enumerate("KMGTPE", start=1)}
 # The limit of the kernel, of file sizes and of SQL's BIGINT UNSIGNED.
 _SIZE_LIMIT = 2**64
 _DURATION_PART = re.compile(r"(?P<number>\d{1,30}(?:\.\d{1,30})?) *(?P<unit>ms|s|min|m|h|d|w|y) *", re.ASCII)
-_SECONDS = {
-    "ms": Fraction(1, 1000),
-    "s": Fraction(1),
-    "m": Fraction(60),
-    "min": Fraction(60),
-    "h": Fraction(3600),
-    "d": Fraction(86400),
-    "w": Fraction(7 * 86400),
-    "y": Fraction(365 * 86400),
+_MILLISECONDS = {
+    "ms": 1,
+    "s": 1000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "w": 7 * 86_400_000,
+    "y": 365 * 86_400_000,
 }
 # Numbers in this range are written out, others as powers of ten.
 _PLAIN = (1e-9, 1e15)
 _LONG_SCALES = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 # datetime ends at the year 9999.
 _DURATION_LIMIT_S = 9999 * 365 * 86400
+
+
+def _exact(number: str) -> int | Fraction:
+    """Return the value of decimal digits with or without a point."""
+    if number.isdecimal():
+        return int(number)
+    from fractions import Fraction  # noqa: PLC0415 - it brings decimal with it, and few numbers have a point
+
+    return Fraction(number)
 
 
 def parse_size(text: str) -> int:
@@ -42,7 +54,7 @@ def parse_size(text: str) -> int:
         raise ValueError(f"{text!r} is not a size: write a number and K, M, G, T, P or E, as in 512M or 1.5G")
     unit = match["unit"]
     # Exact: a float would change "9007199254740993".
-    size = Fraction(match["number"]) * (_KIB ** _POWERS[unit.upper()] if unit else 1)
+    size = _exact(match["number"]) * (_KIB ** _POWERS[unit.upper()] if unit else 1)
     if unit is None and size.denominator != 1:
         raise ValueError(f"{text!r} is not a size: bytes have no fractions")
     if size > _SIZE_LIMIT:
@@ -55,7 +67,7 @@ def part_of(text: str, whole_bytes: int) -> int:
     number = text.strip().removesuffix("%")
     if number != text.strip():
         if _PERCENT.fullmatch(number) and float(number) < 100:  # noqa: PLR2004 - all of it is never free
-            return int(Fraction(number) / 100 * whole_bytes)
+            return int(_exact(number) * whole_bytes // 100)
         raise ValueError(f'{text!r} is not a share: write "5%"; it must be below 100')
     if number.isdecimal() and number.strip("0"):
         # A few bytes instead of an intended share.
@@ -86,19 +98,20 @@ def parse_duration(text: str) -> float:
     stripped = text.strip()
     if stripped == "0":
         return 0.0
-    total, units = Fraction(0), list[Fraction]()
+    total: int | Fraction = 0
+    units: list[int] = []
     position = 0
     while match := _DURATION_PART.match(stripped, position):
-        units.append(_SECONDS[match["unit"]])
-        total += Fraction(match["number"]) * units[-1]
+        units.append(_MILLISECONDS[match["unit"]])
+        total += _exact(match["number"]) * units[-1]
         position = match.end()
     if position < len(stripped) or not units or any(small >= large for large, small in pairwise(units)):
         raise ValueError(
             f"{text!r} is not a duration: write a number and ms, s, m, h, d, w or y, as in 250ms, 30s or 1h30m"
         )
-    if total > _DURATION_LIMIT_S:
+    if total > 1000 * _DURATION_LIMIT_S:
         raise ValueError(f"{text!r} is too long: the maximum is 9999y")
-    return float(total)
+    return float(total / 1000)
 
 
 def format_duration(seconds: float) -> str:

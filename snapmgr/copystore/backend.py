@@ -323,7 +323,7 @@ class CopyStoreBackend(ABC):
         """Remove the attachment's copy folder, or the leftovers of a crash."""
         name = _attachment_name(record)
         with self._pool(record.ref.pool) as store:
-            for folder in folders(store):
+            for folder in folders(store, snapshots=False):
                 mark = folder.mark
                 if mark is None or mark.kind != "attachment" or mark.record_id != record.id:
                     continue
@@ -343,15 +343,15 @@ class CopyStoreBackend(ABC):
             except NotFoundError:
                 refuse_foreign(store, ref.name)
             # An earlier deletion may have been interrupted.
-            for folder in folders(store):
-                if folder.name.startswith(DELETING) and folder.mark and folder.mark.native_id == ref.native_id:
-                    folder.lock()
-                    self.remove(folder)
+            with copy_folder(store, DELETING + ref.native_id.partition(".")[2]) as half:
+                if half and half.mark and half.mark.native_id == ref.native_id:
+                    half.lock()
+                    self.remove(half)
             if wait == "space":
                 self.await_space(store)
 
     def _refuse_attached(self, store: Store, ref: SnapshotRef) -> None:
-        for folder in folders(store):
+        for folder in folders(store, snapshots=False):
             if folder.mark and folder.mark.kind == "attachment" and folder.mark.parent_native_id == ref.native_id:
                 where = " by another machine" if folder.is_foreign else ""
                 raise InUseError(

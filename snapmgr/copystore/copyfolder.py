@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 from contextlib import suppress
 from typing import Literal, Protocol
 
@@ -156,7 +155,7 @@ def read(dir_fd: int, name: str) -> bytes:
 
 def write(dir_fd: int, name: str, content: bytes) -> None:
     """Write a file durably and atomically: temporary file, fsync, rename, fsync of the folder. Raises StorageError."""
-    temporary = f"{name}.{secrets.token_hex(4)}~"
+    temporary = f"{name}.{os.urandom(4).hex()}~"
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
         try:

@@ -39,17 +39,22 @@ def locked(fd: int) -> Iterator[None]:
 def remove_contents(fd: int, path: str) -> None:
     """Remove all entries of the folder `fd`; see `remove_entry`."""
     for entry in entries(fd):
-        remove_entry(fd, entry.name, f"{path}/{entry.name}")
+        remove_entry(fd, entry.name, f"{path}/{entry.name}", is_folder=entry.is_folder)
 
 
-def remove_entry(dir_fd: int, name: str, path: str) -> None:
+def remove_entry(dir_fd: int, name: str, path: str, *, is_folder: bool = True) -> None:
     """Remove an entry of the folder `dir_fd` with all its contents; ignore an entry that is already gone.
 
-    `path` is for messages. Raises InUseError if something is mounted there, StorageError for a nested subvolume or
-    anything that cannot be removed.
+    `path` is for messages. `is_folder` may be wrong: without it an entry is unlinked without looking at it. Raises
+    InUseError if something is mounted there, StorageError for a nested subvolume or anything that cannot be removed.
     """
     try:
-        if stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
+        if not is_folder:
+            try:
+                os.unlink(name, dir_fd=dir_fd)
+            except IsADirectoryError:
+                _remove_folder(dir_fd, name, path)
+        elif stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
             _remove_folder(dir_fd, name, path)
         else:
             os.unlink(name, dir_fd=dir_fd)

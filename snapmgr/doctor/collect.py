@@ -7,6 +7,7 @@ import re
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from snapmgr.capacity.read import attachment_problem, sample_pool
 from snapmgr.capacity.series import capacity_limits
 from snapmgr.catalog.inplace import inplace_records
 from snapmgr.catalog.manifest import GONE, SCHEMA, UNFINISHED
+from snapmgr.catalog.recordfolder import folders_in
 from snapmgr.catalog.summary import summarize
 from snapmgr.config.plugins import list_plugins
 from snapmgr.contract.errors import CatalogError, ConfigError, NotFoundError, SnapmgrError
@@ -142,6 +144,8 @@ def _known_elsewhere(pools: Iterable[PoolFacts], state_dir: str) -> dict[str, st
         if one.snapshot_id is None or one.note is None or job_of(one.snapshot_id) is None:
             continue
         owner = claimed_by(one.note)
+        if owner == state_dir:
+            continue  # as nearly all: no path to resolve
         with suppress(OSError, ValueError):
             if owner.startswith("/") and os.path.realpath(owner) != os.path.realpath(state_dir):
                 os.lstat(os.path.join(owner, "snapshots", one.snapshot_id, "manifest.json"))
@@ -320,30 +324,33 @@ def _lease_file(one: Damaged) -> FileFacts:
 def _stray_files(catalog: Catalog, known: set[str], damaged: list[Damaged]) -> Iterator[FileFacts]:
     """Find temporary files that were never renamed, then snapshot folders without a manifest."""
     known = known | {one.path.name for one in damaged}
-    snapshots = [path for path in _listed(catalog.path / "snapshots") if path.is_dir() and not path.is_symlink()]
-    for folder in (
-        catalog.path,
-        *(catalog.path / name for name in ("leases", "schedules", "restores", "inplace", "capacity")),
-        *snapshots,
+    top = catalog.path / "snapshots"
+    snapshots: list[str] = []
+    with suppress(SnapmgrError):
+        snapshots = sorted(folders_in(top)[0])
+    folders = ("", "leases", "schedules", "restores", "inplace", "capacity")
+    # Each is listed once, and by its name: there may be ten thousand.
+    listed = {f"{top}/{name}": _names(f"{top}/{name}") for name in snapshots}
+    for folder, names in chain(
+        ((str(catalog.path / one), _names(catalog.path / one)) for one in folders), listed.items()
     ):
-        for path in _listed(folder):
+        for path in [Path(folder, name) for name in names if name.startswith(".")]:
             if is_abandoned(path) and path.is_file():
                 what = "is a temporary file of a process that was killed"
                 yield FileFacts(path=path, kind="temporary", problem=what)
-    for folder in snapshots:
-        names = [path.name for path in _listed(folder) if not BEGUN.fullmatch(path.name)]
-        if folder.name in known or "manifest.json" in names:
+    for snapshot_id, names in zip(snapshots, listed.values(), strict=True):
+        if snapshot_id in known or "manifest.json" in names:
             continue
-        if names:
-            path = folder / "manifest.json"
-            yield FileFacts(path=path, kind="manifest", problem="is missing", snapshot_id=folder.name)
+        if all(map(BEGUN.fullmatch, names)):
+            yield FileFacts(path=top / snapshot_id, kind="empty", problem="is empty", snapshot_id=snapshot_id)
         else:
-            yield FileFacts(path=folder, kind="empty", problem="is empty", snapshot_id=folder.name)
+            path = top / snapshot_id / "manifest.json"
+            yield FileFacts(path=path, kind="manifest", problem="is missing", snapshot_id=snapshot_id)
 
 
-def _listed(folder: Path) -> list[Path]:
+def _names(folder: str | Path) -> list[str]:
     with suppress(OSError):
-        return sorted(folder.iterdir())
+        return sorted(os.listdir(folder))
     return []
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from snapmgr.contract.records import Pool
     from snapmgr.doctor.finding import Level
     from snapmgr.mysql.server.program import ServerBinary
-    from snapmgr.source.locate import SnapshotSource
+    from snapmgr.source.located import SnapshotSource
 
 
 def examine_jobs(ctx: Context, jobs: list[Job]) -> tuple[list[Finding], list[Pool]]:

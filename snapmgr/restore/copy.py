@@ -24,8 +24,9 @@ from snapmgr.mysql.datadir.relocation import (
 from snapmgr.system.kernel import sync_file_system
 from snapmgr.system.paths import lies_in, shown
 from snapmgr.tree.compare import compare
-from snapmgr.tree.copy import TreeCopy, can_share
-from snapmgr.tree.walk import FOLDER_FLAGS, Survey, reach, survey
+from snapmgr.tree.copy import DIFFERENCES_KEPT, TreeCopy, can_share
+from snapmgr.tree.survey import Survey, survey
+from snapmgr.tree.walk import FOLDER_FLAGS, reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,7 +41,6 @@ _ENTRY_BYTES = 1024
 _RESERVE_BYTES = 4 << 20
 _MIB = 1 << 20
 _PROGRESS_EVERY_S = 0.1
-_DIFFERENCES_KEPT = 1000
 _PATHS_KEPT = 1000
 DIFFERS_FILE = "SNAPMGR-RESTORE-DIFFERS.txt"
 
@@ -119,13 +119,17 @@ class TreeRestore:
             self._ctx.tell(f"{how}: {total.entries} entries, {format_size(total.allocated_bytes)}, to {self._dest}")
             progress = _Progress(self._ctx, "restoring", total.allocated_bytes)
             copy = TreeCopy(share=share, progress=progress.add)
+            differences: list[str] = []
             for folder, source_fd in sources.items():
                 self._copy(copy, folder, source_fd)
+                differences += (_prefix(folder) + text for text in copy.differences)
             progress.end()
             self._sync()
             tally = copy.tally
-            contents = tally.inodes if read_back else set[int]()
-            differences = self._compare(sources, contents, tally.copied_bytes if read_back else 0)
+            contents = tally.inodes if read_back and tally.inodes else None
+            differences += self._compare(sources, contents, tally.copied_bytes if read_back else 0)
+            if len(differences) > DIFFERENCES_KEPT:
+                differences[DIFFERENCES_KEPT:] = ["… and more"]
             if differences:
                 self._write_differences(differences)
             if self._manifest.source == "mysql":
@@ -260,11 +264,11 @@ class TreeRestore:
                 hint="check the kernel log: a device may be failing",
             ) from error
 
-    def _compare(self, sources: Mapping[MappedFolder, int], contents: set[int], copied_bytes: int) -> list[str]:
+    def _compare(self, sources: Mapping[MappedFolder, int], contents: set[int] | None, copied_bytes: int) -> list[str]:
         progress = _Progress(self._ctx, "comparing", copied_bytes)
         found: list[str] = []
         for folder, source_fd in sources.items():
-            prefix = f"{folder.target}/" if folder.target else ""
+            prefix = _prefix(folder)
             with _reached(self._destination.tree_fd, folder.target) as copy_fd:
                 try:
                     for text in compare(
@@ -275,8 +279,8 @@ class TreeRestore:
                         progress=progress.add,
                     ):
                         found.append(prefix + text)
-                        if len(found) >= _DIFFERENCES_KEPT:
-                            return [*found, "… and more"]
+                        if len(found) > DIFFERENCES_KEPT:
+                            return found
                 except OSError as error:
                     raise StorageError(
                         f"cannot compare {prefix}{shown(error.filename)}: {error.strerror}",
@@ -292,6 +296,10 @@ class TreeRestore:
         with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"This copy differs from snapshot {self._manifest.id}:\n")
             file.writelines(f"{line}\n" for line in differences)
+
+
+def _prefix(folder: MappedFolder) -> str:
+    return f"{folder.target}/" if folder.target else ""
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from snapmgr.mysql.connect.identity import identify, program_of
 from snapmgr.mysql.datadir.layout import read_layout
 from snapmgr.mysql.lock.levels import DURABILITY, REDO_AT_COMMIT
 from snapmgr.mysql.lock.position import one_line
-from snapmgr.mysql.lock.replication import applies_in_parallel, read_channels
+from snapmgr.mysql.lock.replication import applies_in_parallel, name_problems, read_channels
 from snapmgr.system.blockdev import find_target
 from snapmgr.system.boot import boot_id
 from snapmgr.system.host import Process
@@ -51,6 +51,11 @@ class LiveServer(Struct, frozen=True, kw_only=True):
     def process(self) -> Process:
         """The server's process."""
         return Process(pid=self.identity.pid, start_ticks=self.identity.start_ticks, boot_id=boot_id())
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with its replication, in words."""
+        return name_problems(self.channels)
 
     def check(self, connection: Connection) -> None:
         """Raise NotQuiescedError unless `connection` leads to the same server with the same layout."""

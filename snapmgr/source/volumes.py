@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from snapmgr.config.plugins import list_plugins
+from snapmgr.config.plugins import backend_names
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotQuiescedError, SnapmgrError, StorageError
 from snapmgr.contract.records import NotMine
 from snapmgr.system.blockdev import find_target
@@ -89,7 +89,7 @@ def choose_backend(ctx: Context, job: Job, wanted: SourceNeeds) -> BackendChoice
     A backend that is atomic over a volume comes before one that is not. Raises NotQuiescedError, StorageError or
     MissingRequirementError if none can, ConfigError for a mistake in a backend's configuration.
     """
-    names = [plugin.name for plugin in list_plugins()] if job.backend == "auto" else [job.backend]
+    names = backend_names() if job.backend == "auto" else (job.backend,)
     refusals: dict[str, SnapmgrError] = {}
     fitting: list[tuple[bool, BackendChoice]] = []
     for name in names:

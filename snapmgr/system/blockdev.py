@@ -7,12 +7,12 @@ and ``blkid -p``, which probe devices themselves if udevd does not run (containe
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import stat
 import uuid
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,8 @@ def parse_mountinfo(data: bytes) -> tuple[Mount, ...]:
     return tuple(_parse_line(line) for line in data.split(b"\n") if line)
 
 
+# A run reads its mount table a dozen times, mostly unchanged.
+@lru_cache(maxsize=4096)
 def _parse_line(line: bytes) -> Mount:
     fields = line.split(b" ")
     try:
@@ -384,6 +386,8 @@ def parse_lsblk(text: str) -> dict[str, _Signature]:
     if not text.strip():
         return {}
     try:
+        import json  # noqa: PLC0415 - only where udev knows nothing
+
         add(json.loads(text)["blockdevices"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CommandError(f"the output of lsblk cannot be parsed ({error!r})") from error

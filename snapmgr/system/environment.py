@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import sysconfig
-from importlib.util import find_spec
 
 
 def install_command(*packages: str) -> str:
@@ -14,6 +12,9 @@ def install_command(*packages: str) -> str:
 
     A bare "pip" may be another environment's, or Debian's, which refuses to install (PEP 668).
     """
+    import sysconfig  # noqa: PLC0415 - for messages alone, and slow to import
+    from importlib.util import find_spec  # noqa: PLC0415 - the same
+
     python = os.path.abspath(sys.executable)
     # Environments of uv and of `python3 -m venv --without-pip` have no pip; those of pipx have one.
     pip = ("uv", "pip", "install", "--python", python) if find_spec("pip") is None else (python, "-m", "pip", "install")

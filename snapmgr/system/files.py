@@ -57,10 +57,13 @@ def read_file(path: Path) -> bytes:
     return data
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Replace a file durably. Raises NoRoomError or another CatalogError, with the old content still in place."""
+def write_file(path: Path, data: bytes, *, durably: bool = True) -> None:
+    """Replace a file. Raises NoRoomError or another CatalogError, with the old content still in place.
+
+    Unless `durably`, after a power cut it may have its old, its new or no content.
+    """
     try:
-        replace_file(path, data)
+        replace_file(path, data, durably=durably)
     except OSError as error:
         raise _write_error(path, error) from None
 
@@ -91,7 +94,11 @@ def write_files(contents: Mapping[Path, bytes]) -> dict[Path, CatalogError]:
             return False
         return True
 
-    written = [path for path, data in contents.items() if attempt((path,), partial(_write, _fresh(path), data, 0o600))]
+    written = [
+        path
+        for path, data in contents.items()
+        if attempt((path,), partial(_write, _fresh(path), data, 0o600, flush=False))
+    ]
     if written and attempt(written, partial(_sync_file_system, written[0].parent)):
         renamed = [path for path in written if attempt((path,), partial(_fresh(path).rename, path))]
         if renamed:
@@ -105,16 +112,17 @@ def _write_error(path: Path, error: OSError) -> CatalogError:
     return kind(f"cannot write {path}: {error.strerror}", hint=hint)
 
 
-def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Replace a file durably: new content under another name, fsync, rename, fsync of the folder.
+def replace_file(path: Path, data: bytes, mode: int = 0o600, *, durably: bool = True) -> None:
+    """Replace a file: new content under another name, fsync, rename, fsync of the folder; the fsyncs only if `durably`.
 
     Raises OSError, with the old content still in place.
     """
     fresh = _fresh(path)
     try:
-        _write(fresh, data, mode, flush=True)
+        _write(fresh, data, mode, flush=durably)
         fresh.rename(path)
-        sync_folder(path.parent)
+        if durably:
+            sync_folder(path.parent)
     except OSError:
         with suppress(OSError):
             fresh.unlink()
@@ -125,7 +133,7 @@ def _fresh(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
-def _write(path: Path, data: bytes, mode: int, *, flush: bool = False) -> None:
+def _write(path: Path, data: bytes, mode: int, *, flush: bool) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     with os.fdopen(fd, "wb") as file:
         # Independent of our umask.

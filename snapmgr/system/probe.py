@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from snapmgr.contract.errors import StorageError
 from snapmgr.contract.units import format_duration, format_size
-from snapmgr.system.blockdev import read_mounts
+from snapmgr.system.blockdev import mount_id_of, read_mounts
 from snapmgr.system.files import space_hint
-from snapmgr.system.host import keep_only, signals_held
+from snapmgr.system.host import ends_by, keep_only, signals_held
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,38 +27,58 @@ if TYPE_CHECKING:
 
 # btrfs blocks all changes while it commits much dirty data: seconds on a slow disk.
 ANSWER_S = 15.0
-_POLL_S = 0.0005
 # More than the manifest of a run needs, and more inodes than its folder, records and temporary files.
 _RUN_BYTES = 64 << 10
 _RUN_INODES = 16
-_hanging: dict[int, int] = {}
-"""The hanging child by device number of the file system; one is enough."""
+# A run asks before each step that changes something, and many jobs may have one file system.
+_ASK_AGAIN_S = 0.25
+_answered: dict[str, float] = {}
+"""When each file system answered last (time.monotonic())."""
+_hanging: dict[str, int] = {}
+"""The hanging child of each file system; one is enough."""
 
 
 def require_answer(path: str) -> None:
     """Raise StorageError if a small change on the file system of the folder `path` does not return in `ANSWER_S`.
+
+    One that has just answered this process (0.25 s) is not asked again.
 
     The child opens an unnamed file there, which leaves nothing. For FUSE, which cannot be frozen, it only asks for the
     size, as JuiceFS would create and remove a named file, which changes the folder's times. Any answer is good, also
     "read-only": the call that needs the storage reports its errors.
     """
     try:
-        device = os.stat(path).st_dev
+        file_system, fuse = _file_system(path)
     except OSError:
         return
-    pid, deadline = _hanging.pop(device, None), time.monotonic()
+    if time.monotonic() < _answered.get(file_system, float("-inf")) + _ASK_AGAIN_S:
+        return
+    pid, deadline = _hanging.pop(file_system, None), time.monotonic()
     if pid is None:
-        pid = _start(path, changing=not _is_fuse(device))
+        pid = _start(path, changing=not fuse)
         deadline += ANSWER_S
-    while os.waitpid(pid, os.WNOHANG)[0] == 0:
-        if time.monotonic() >= deadline:
-            _hanging[device] = pid
-            raise StorageError(
-                f"the file system at {path} did not answer within {format_duration(ANSWER_S)}: "
-                f"a small change there hangs (process {pid})",
-                hint=f"if it is frozen: fsfreeze -u {path}; else see /proc/{pid}/stack and the kernel log",
-            )
-        time.sleep(_POLL_S)
+    if not ends_by(pid, deadline):
+        _hanging[file_system] = pid
+        raise StorageError(
+            f"the file system at {path} did not answer within {format_duration(ANSWER_S)}: "
+            f"a small change there hangs (process {pid})",
+            hint=f"if it is frozen: fsfreeze -u {path}; else see /proc/{pid}/stack and the kernel log",
+        )
+    _answered[file_system] = time.monotonic()
+
+
+def _file_system(path: str) -> tuple[str, bool]:
+    """Return what tells the file system that holds a folder from others, and whether it is one of FUSE."""
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        device = os.fstat(fd).st_dev
+        mount_id = mount_id_of(fd)
+    finally:
+        os.close(fd)
+    mount = next((one for one in read_mounts() if one.id == mount_id), None)
+    if mount is not None and mount.fs_type == "btrfs":
+        return mount.source, False  # each subvolume has a device number of its own
+    return str(device), mount is not None and mount.fs_type.startswith("fuse.")
 
 
 def require_pools_answer(pools: Iterable[Pool], mounts: tuple[Mount, ...]) -> None:
@@ -142,11 +162,6 @@ def _folder_of(pool: Pool, mounts: tuple[Mount, ...]) -> str | None:
                 device = os.path.realpath(place)
                 return next((one.point for one in mounts if os.path.realpath(one.source) == device), None)
     return None
-
-
-def _is_fuse(device: int) -> bool:
-    number = f"{os.major(device)}:{os.minor(device)}"
-    return any(one.device == number and one.fs_type.startswith("fuse.") for one in read_mounts())
 
 
 def _start(path: str, *, changing: bool) -> int:

@@ -38,17 +38,7 @@ class Handle:
 
     def xattrs(self) -> dict[str, bytes]:
         """Return its extended attributes that belong to the data; none if the file system has none."""
-        try:
-            names = os.listxattr(self._path, follow_symlinks=self._follow)
-            return {
-                name: os.getxattr(self._path, name, follow_symlinks=self._follow)
-                for name in names
-                if not name.startswith(_OF_THE_STORAGE)
-            }
-        except OSError as error:
-            if error.errno in _NOT_ALLOWED:
-                return {}
-            raise
+        return _xattrs(self._path, follow=self._follow)
 
     def own(self, uid: int, gid: int) -> None:
         """Set its owner and group."""
@@ -91,27 +81,84 @@ class Handle:
         return error.errno == errno.E2BIG or (error.errno == errno.ENOSPC and room.f_bavail > _SOME_BLOCKS)
 
 
+def _xattrs(path: int | str, *, follow: bool = True) -> dict[str, bytes]:
+    try:
+        names = os.listxattr(path, follow_symlinks=follow)
+        if not names:
+            return {}
+        return {
+            name: os.getxattr(path, name, follow_symlinks=follow)
+            for name in names
+            if not name.startswith(_OF_THE_STORAGE)
+        }
+    except OSError as error:
+        if error.errno in _NOT_ALLOWED:
+            return {}
+        raise
+
+
 def keep(source: Handle, copy: Handle) -> None:
     """Copy owner, extended attributes, mode and times of `source` to `copy`, as far as allowed.
 
     The order matters: chown drops set-user-id bits and file capabilities, and a mode may forbid setxattr to the owner.
     """
     info, made = source.info(), copy.info()
-    if (made.st_uid, made.st_gid) != (info.st_uid, info.st_gid):
-        try:
-            copy.own(info.st_uid, info.st_gid)
-        except OSError as error:
-            if error.errno not in _NOT_ALLOWED:
-                raise
+    _keep_owner(copy, info, made)
     copy.set_xattrs(source.xattrs())
     if not stat.S_ISLNK(info.st_mode):
         copy.set_mode(stat.S_IMODE(info.st_mode))
     copy.set_times(info.st_atime_ns, info.st_mtime_ns)
 
 
+def _keep_owner(copy: Handle, info: os.stat_result, made: os.stat_result) -> None:
+    if made.st_uid != info.st_uid or made.st_gid != info.st_gid:
+        try:
+            copy.own(info.st_uid, info.st_gid)
+        except OSError as error:
+            if error.errno not in _NOT_ALLOWED:
+                raise
+
+
+def keep_file(source_fd: int, copy_fd: int, info: os.stat_result) -> list[str]:
+    """Do what `keep` does for a new regular file, and return its `differences` as the kernel then tells them.
+
+    `info` is the status of `source_fd`. Asks for nothing twice: this is done for each of many small files.
+    """
+    made = os.fstat(copy_fd)
+    wanted = _xattrs(source_fd)
+    if wanted or made.st_mode != info.st_mode or made.st_uid != info.st_uid or made.st_gid != info.st_gid:
+        copy = Handle(copy_fd)
+        _keep_owner(copy, info, made)
+        if wanted:
+            copy.set_xattrs(wanted)
+        os.fchmod(copy_fd, stat.S_IMODE(info.st_mode))
+    os.utime(copy_fd, ns=(info.st_atime_ns, info.st_mtime_ns))
+    there = _xattrs(copy_fd)
+    if there != wanted:
+        # It inherited some from its folder.
+        Handle(copy_fd).set_xattrs(wanted)
+        there = _xattrs(copy_fd)
+    made = os.fstat(copy_fd)
+    if (
+        made.st_mode == info.st_mode
+        and made.st_mtime_ns == info.st_mtime_ns
+        and made.st_size == info.st_size
+        and made.st_uid == info.st_uid
+        and made.st_gid == info.st_gid
+        and there == wanted
+    ):
+        return []
+    return list(_differences(info, made, wanted, there))
+
+
 def differences(source: Handle, copy: Handle) -> Iterator[str]:
     """Yield in words the differences between the attributes of two files, except access times."""
-    info, made = source.info(), copy.info()
+    return _differences(source.info(), copy.info(), source.xattrs(), copy.xattrs())
+
+
+def _differences(
+    info: os.stat_result, made: os.stat_result, wanted: dict[str, bytes], there: dict[str, bytes]
+) -> Iterator[str]:
     if stat.S_IFMT(info.st_mode) != stat.S_IFMT(made.st_mode):
         yield f"is {_kind(made)}, not {_kind(info)}"
         return
@@ -125,7 +172,6 @@ def differences(source: Handle, copy: Handle) -> Iterator[str]:
         yield "is another device"
     if not _same_time(info.st_mtime_ns, made.st_mtime_ns):
         yield f"has the modification time {made.st_mtime_ns} ns, not {info.st_mtime_ns} ns"
-    there, wanted = copy.xattrs(), source.xattrs()
     for name in sorted(wanted.keys() | there.keys()):
         if wanted.get(name) != there.get(name):
             how = "lacks" if name not in there else "should not have" if name not in wanted else "has another value of"

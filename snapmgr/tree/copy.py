@@ -12,17 +12,28 @@ from msgspec import Struct, field
 from snapmgr.contract.errors import StorageError
 from snapmgr.system import kernel
 from snapmgr.system.paths import shown
-from snapmgr.tree.attributes import Handle, keep
-from snapmgr.tree.walk import FOLDER_FLAGS, Step, allocated, is_full, reach, walk
+from snapmgr.tree.attributes import Handle, keep, keep_file
+from snapmgr.tree.entries import walk_folders
+from snapmgr.tree.survey import allocated
+from snapmgr.tree.walk import FOLDER_FLAGS, is_full, reach, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
-# Bytes between two progress reports; a disk with 100 MB/s writes them in 0.1 s.
+    from snapmgr.tree.entries import Entry, FolderStep
+
+# O_NONBLOCK: a FIFO that took the file's place must not hang us.
+_READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAKE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# Most bytes of one copying call; a disk with 100 MB/s writes them in 0.1 s.
 _STEP_BYTES = 8 << 20
+# Least bytes between two progress reports.
+_REPORT_BYTES = 1 << 20
 # Limit of dirty data of a file: gigabytes of dirty pages would delay the live server's own flushes.
 _DIRTY_BYTES = 128 << 20
 _LEADS_KEPT = 10_000
+DIFFERENCES_KEPT = 1000
+"""Most differences that a report names; one more is collected."""
 
 
 class Tally(Struct):
@@ -57,42 +68,49 @@ class TreeCopy:
             progress: called with the number of bytes done since the last call.
         """
         self.tally = Tally()
+        self.differences: list[str] = []
+        """How files of the last tree differ from their originals, with their paths: limited to the first ones."""
         self._share = share
         self._progress = progress
         self._links: dict[tuple[int, int], str] = {}
         self._root_fd = -1
+        self._path = "."
+        self._born_nocow: bool | None = None
+        self._unreported_bytes = 0
 
     def run(self, source_fd: int, copy_fd: int, *, apart: Container[str] = ()) -> None:
         """Copy the contents and attributes of the folder `source_fd` to the empty folder `copy_fd`.
 
         The folders in `apart`, relative to the root, are left empty. Attributes that the file system or our privileges
-        do not allow are left out; `snapmgr.tree.compare` reports them. Raises StorageError that names the entry.
+        do not allow are left out; `differences` names them. Raises StorageError that names the entry.
         """
         self._root_fd = copy_fd
         self._links.clear()
         self.tally.leads.clear()
+        self.differences.clear()
         folders: list[int] = []
-        path = "."
         try:
-            for step in walk(source_fd, skip=apart):
-                path = step.path or "."
-                if step.kind == "enter":
-                    folders.append(self._enter(step, folders[-1] if folders else -1))
-                elif step.kind == "leave":
-                    # Last, as adding entries changes the times, and a mode without "w" forbids it.
-                    keep(Handle(step.fd), Handle(folders[-1]))
-                    os.close(folders.pop())
-                elif stat.S_ISREG(step.info.st_mode):
-                    self._file(step, folders[-1])
-                else:
-                    self._special(step, folders[-1])
+            for step in walk_folders(source_fd, skip=apart):
+                self._path = step.path or "."
+                try:
+                    if step.entered:
+                        folders.append(self._enter(step, folders[-1] if folders else -1))
+                        self._fill_folder(step, folders[-1])
+                    else:
+                        # Last, as adding entries changes the times, and a mode without "w" forbids it.
+                        keep(Handle(step.fd), Handle(folders[-1]))
+                        os.close(folders.pop())
+                except OSError as error:
+                    raise _failure(error, self._path) from error
         except OSError as error:
-            raise _failure(error, path) from error
+            raise _failure(error, error.filename or ".") from error
         finally:
             for fd in folders:
                 os.close(fd)
+        self._progress(self._unreported_bytes)
+        self._unreported_bytes = 0
 
-    def _enter(self, step: Step, parent: int) -> int:
+    def _enter(self, step: FolderStep, parent: int) -> int:
         if parent < 0:
             copy = os.open(".", FOLDER_FLAGS, dir_fd=self._root_fd)
         else:
@@ -102,39 +120,67 @@ class TreeCopy:
         kernel.set_nocow(copy, nocow=kernel.is_nocow(step.fd))
         return copy
 
-    def _file(self, step: Step, folder: int) -> None:
-        if self._linked(step, folder):
-            return
-        # O_NONBLOCK: a FIFO that took the file's place must not hang us.
-        source = os.open(step.name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=step.parent_fd)
+    def _fill_folder(self, step: FolderStep, folder: int) -> None:
+        above = f"{step.path}/" if step.path else ""
+        self._born_nocow = None
+        for entry in step.listed:
+            if not entry.is_folder:
+                self._path = above + entry.name
+                (self._file if entry.is_file else self._special)(entry, step.fd, folder)
+
+    def _file(self, entry: Entry, source_folder: int, folder: int) -> None:
+        source = os.open(entry.name, _READ_FLAGS, dir_fd=source_folder)
         try:
             info = os.fstat(source)
-            if (info.st_dev, info.st_ino) != (step.info.st_dev, step.info.st_ino):
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            copy = os.open(step.name, flags, 0o600, dir_fd=folder)
+            if info.st_ino != entry.inode:
+                self._refuse_exchanged(entry, source_folder, info)
+            if info.st_nlink > 1 and self._linked(info, entry.name, folder):
+                return
+            # Only we can enter the folder yet, and most files then need no chmod.
+            copy = os.open(entry.name, _MAKE_FLAGS, info.st_mode & 0o777 | 0o600, dir_fd=folder)
             try:
-                # Both must have the same attribute for a clone, and it can be set only on an empty file.
-                kernel.set_nocow(copy, nocow=kernel.is_nocow(source))
-                self._fill(source, copy, info)
-                keep(Handle(source), Handle(copy))
+                nocow = kernel.is_nocow(source)
+                if self._born_nocow is None:
+                    # By its folder or its mount, so all new files of one folder have the same.
+                    self._born_nocow = kernel.is_nocow(copy)
+                if nocow != self._born_nocow:
+                    # A clone needs the same attribute on both, and it can be set only on an empty file.
+                    kernel.set_nocow(copy, nocow=nocow)
+                self.tally.files += 1
+                if info.st_size:
+                    self._fill(source, copy, info)
+                for text in keep_file(source, copy, info):
+                    self._differs(text)
             finally:
                 os.close(copy)
         finally:
             os.close(source)
 
+    def _refuse_exchanged(self, entry: Entry, folder: int, opened: os.stat_result) -> None:
+        # The number in a folder may be another one than the file's, so its name is looked at before it is refused.
+        info = os.stat(entry.name, dir_fd=folder, follow_symlinks=False)
+        if (info.st_dev, info.st_ino) != (opened.st_dev, opened.st_ino):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
     def _fill(self, source: int, copy: int, info: os.stat_result) -> None:
-        self.tally.files += 1
         self.tally.size_bytes += info.st_size
-        if not info.st_size:
-            return
         if self._share and kernel.try_clone_file(source, copy):
             self.tally.shared_files += 1
-            self._progress(allocated(info))
+            self._report(allocated(info))
             return
         self.tally.copied_files += 1
         self.tally.inodes.add(os.fstat(copy).st_ino)
         self.tally.copied_bytes += self._copy_data(source, copy, info.st_size)
+
+    def _report(self, done_bytes: int) -> None:
+        self._unreported_bytes += done_bytes
+        if self._unreported_bytes >= _REPORT_BYTES:
+            self._progress(self._unreported_bytes)
+            self._unreported_bytes = 0
+
+    def _differs(self, text: str) -> None:
+        if len(self.differences) <= DIFFERENCES_KEPT:
+            self.differences.append(f"{shown(self._path)} {text}")
 
     def _copy_data(self, source: int, copy: int, size_bytes: int) -> int:
         os.ftruncate(copy, size_bytes)
@@ -155,40 +201,48 @@ class TreeCopy:
                 position += sent
                 copied_bytes += sent
                 dirty_bytes += sent
-                self._progress(sent)
+                self._report(sent)
                 if dirty_bytes >= _DIRTY_BYTES:
                     os.fdatasync(copy)
                     dirty_bytes = 0
         return copied_bytes
 
-    def _special(self, step: Step, folder: int) -> None:
-        if self._linked(step, folder):
+    def _special(self, entry: Entry, source_folder: int, folder: int) -> None:
+        name = entry.name
+        info = os.stat(name, dir_fd=source_folder, follow_symlinks=False)
+        if info.st_nlink > 1 and self._linked(info, name, folder):
             return
-        if stat.S_ISLNK(step.info.st_mode):
-            aim = os.readlink(step.name, dir_fd=step.parent_fd)
-            os.symlink(aim, step.name, dir_fd=folder)
+        if stat.S_ISLNK(info.st_mode):
+            aim = os.readlink(name, dir_fd=source_folder)
+            os.symlink(aim, name, dir_fd=folder)
             self.tally.symlinks += 1
-            if leads_out(step.path, aim) and len(self.tally.leads) < _LEADS_KEPT:
-                self.tally.leads.append((step.path, aim))
+            if leads_out(self._path, aim) and len(self.tally.leads) < _LEADS_KEPT:
+                self.tally.leads.append((self._path, aim))
+        elif stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         else:
-            os.mknod(step.name, step.info.st_mode, step.info.st_rdev, dir_fd=folder)
+            os.mknod(name, info.st_mode, info.st_rdev, dir_fd=folder)
             self.tally.special += 1
         # Opening them has side effects, so attributes are set by name, in a folder that only we can enter.
-        keep(Handle(step.parent_fd, step.name), Handle(folder, step.name))
+        keep(Handle(source_folder, name), Handle(folder, name))
 
-    def _linked(self, step: Step, folder: int) -> bool:
+    def _linked(self, info: os.stat_result, name: str, folder: int) -> bool:
         """Create a hard link if the file was copied already; return whether it was."""
-        if step.info.st_nlink == 1:
+        first = self._links.setdefault((info.st_dev, info.st_ino), self._path)
+        if first == self._path:
             return False
-        first = self._links.setdefault((step.info.st_dev, step.info.st_ino), step.path)
-        if first == step.path:
-            return False
-        above, _, name = first.rpartition("/")
+        above, _, first_name = first.rpartition("/")
         first_folder = reach(self._root_fd, above)
         try:
-            os.link(name, step.name, src_dir_fd=first_folder, dst_dir_fd=folder, follow_symlinks=False)
+            os.link(first_name, name, src_dir_fd=first_folder, dst_dir_fd=folder, follow_symlinks=False)
+            made = [
+                os.stat(one, dir_fd=fd, follow_symlinks=False)
+                for one, fd in ((first_name, first_folder), (name, folder))
+            ]
         finally:
             os.close(first_folder)
+        if made[0].st_ino != made[1].st_ino:
+            self._differs("is not one file with its other names")
         self.tally.links += 1
         return True
 

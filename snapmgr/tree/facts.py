@@ -25,12 +25,5 @@ class Facts(NamedTuple):
 
 def facts_of(info: os.stat_result) -> Facts:
     """Return the facts in a status."""
-    return Facts(
-        inode=info.st_ino,
-        mode=info.st_mode,
-        uid=info.st_uid,
-        gid=info.st_gid,
-        size_bytes=0 if stat.S_ISDIR(info.st_mode) else info.st_size,
-        mtime_ns=info.st_mtime_ns,
-        ctime_ns=info.st_ctime_ns,
-    )
+    size_bytes = 0 if stat.S_ISDIR(info.st_mode) else info.st_size
+    return Facts(info.st_ino, info.st_mode, info.st_uid, info.st_gid, size_bytes, info.st_mtime_ns, info.st_ctime_ns)

@@ -1,4 +1,4 @@
-"""Walks a tree by descriptors, measures it, removes it."""
+"""Walks a tree by descriptors, and removes it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_BLOCK_BYTES = 512
 STUB_INODE = 2
 """Inode of the empty folder, with its own device number, that a btrfs snapshot has in place of a nested subvolume:
 BTRFS_EMPTY_SUBVOL_DIR_OBJECTID of linux/btrfs_tree.h. It exists only in memory, so its times change."""
 
 
-class Step(Struct, frozen=True, kw_only=True):
+class Step(Struct, frozen=True):
     """One step of a walk: a folder is entered, then its entries follow, then it is left."""
 
     kind: Literal["enter", "entry", "leave"]
@@ -39,11 +38,6 @@ class Step(Struct, frozen=True, kw_only=True):
     info: os.stat_result
 
 
-class _Level(Struct):
-    step: Step
-    names: list[str]
-
-
 def walk(root_fd: int, *, skip: Container[str] = (), pry: bool = False) -> Iterator[Step]:
     """Yield the steps through the tree at `root_fd`, depth first, names sorted by their bytes.
 
@@ -52,54 +46,43 @@ def walk(root_fd: int, *, skip: Container[str] = (), pry: bool = False) -> Itera
     the path as its filename.
     """
     device = os.fstat(root_fd).st_dev
-    levels: list[_Level] = []
+    levels: list[tuple[Step, list[str]]] = []
     try:
-        root = Step(
-            kind="enter", path="", name="", parent_fd=-1, fd=_open(".", root_fd, "", pry=pry), info=os.fstat(root_fd)
-        )
-        levels.append(_Level(root, []))
-        levels[-1].names = _names(root)
+        root = Step("enter", "", "", -1, open_named(".", root_fd, "", pry=pry), os.fstat(root_fd))
+        levels.append((root, []))
+        levels[-1][1].extend(_names(root.fd, ""))
         yield root
         while levels:
-            level = levels[-1]
-            if not level.names:
-                yield _left(level.step)
-                os.close(levels.pop().step.fd)
+            folder, names = levels[-1]
+            if not names:
+                yield Step("leave", folder.path, folder.name, folder.parent_fd, folder.fd, os.fstat(folder.fd))
+                os.close(folder.fd)
+                levels.pop()
                 continue
-            name = level.names.pop()
-            path = f"{level.step.path}/{name}" if level.step.path else name
-            with _named(path):
-                info = os.stat(name, dir_fd=level.step.fd, follow_symlinks=False)
+            name = names.pop()
+            path = f"{folder.path}/{name}" if folder.path else name
+            try:
+                info = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+            except OSError as error:
+                raise _named(error, path) from error
             if not stat.S_ISDIR(info.st_mode):
-                yield Step(kind="entry", path=path, name=name, parent_fd=level.step.fd, fd=-1, info=info)
+                yield Step("entry", path, name, folder.fd, -1, info)
                 continue
-            step = Step(
-                kind="enter",
-                path=path,
-                name=name,
-                parent_fd=level.step.fd,
-                fd=_open(name, level.step.fd, path, pry=pry),
-                info=info,
-            )
-            levels.append(_Level(step, []))
+            step = Step("enter", path, name, folder.fd, open_named(name, folder.fd, path, pry=pry), info)
+            levels.append((step, []))
             if path not in skip:
-                levels[-1].names = _names(step)
-            if info.st_dev != device and (info.st_ino != STUB_INODE or levels[-1].names):
-                raise StorageError(f"something else is mounted at {shown(path)}", hint="unmount it first")
+                levels[-1][1].extend(_names(step.fd, path))
+            if info.st_dev != device and (info.st_ino != STUB_INODE or levels[-1][1]):
+                raise mounted_at(path)
             yield step
     finally:
-        for level in levels:
-            os.close(level.step.fd)
+        for folder, _ in levels:
+            os.close(folder.fd)
 
 
-def _left(step: Step) -> Step:
-    return Step(
-        kind="leave", path=step.path, name=step.name, parent_fd=step.parent_fd, fd=step.fd, info=os.fstat(step.fd)
-    )
-
-
-def _open(name: str, dir_fd: int, path: str, *, pry: bool) -> int:
-    with _named(path):
+def open_named(name: str, dir_fd: int, path: str, *, pry: bool = False) -> int:
+    """Open a folder; `path` is the filename of an OSError. `pry` makes our own one readable if it is not."""
+    try:
         try:
             return os.open(name, FOLDER_FLAGS, dir_fd=dir_fd)
         except PermissionError:
@@ -107,20 +90,25 @@ def _open(name: str, dir_fd: int, path: str, *, pry: bool) -> int:
                 raise
             os.chmod(name, 0o700, dir_fd=dir_fd)
             return os.open(name, FOLDER_FLAGS, dir_fd=dir_fd)
-
-
-def _names(step: Step) -> list[str]:
-    # By a new descriptor, as btrfs lists only entries from before its opening (Linux 6.5).
-    with _named(step.path):
-        return sorted(os.listdir(step.fd), key=os.fsencode, reverse=True)
-
-
-@contextmanager
-def _named(path: str) -> Iterator[None]:
-    try:
-        yield
     except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
+        raise _named(error, path) from error
+
+
+def _names(fd: int, path: str) -> list[str]:
+    # By a new descriptor, as btrfs lists only entries from before its opening (Linux 6.5).
+    try:
+        return sorted(os.listdir(fd), key=os.fsencode, reverse=True)
+    except OSError as error:
+        raise _named(error, path) from error
+
+
+def _named(error: OSError, path: str) -> OSError:
+    return OSError(error.errno, error.strerror, path)
+
+
+def mounted_at(path: str) -> StorageError:
+    """Return the error for a mount inside a tree."""
+    return StorageError(f"something else is mounted at {shown(path)}", hint="unmount it first")
 
 
 def reach(root_fd: int, path: str) -> int:
@@ -178,40 +166,6 @@ def deep_trees() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-class Survey(Struct, frozen=True, kw_only=True):
-    """The size of a tree."""
-
-    entries: int
-    """Number of folders, files and everything else, without the root."""
-    allocated_bytes: int
-    """Space of its files on disk, without holes; hard links count once."""
-
-    def __add__(self, other: Survey) -> Survey:
-        return Survey(
-            entries=self.entries + other.entries, allocated_bytes=self.allocated_bytes + other.allocated_bytes
-        )
-
-
-def survey(root_fd: int, *, skip: Container[str] = ()) -> Survey:
-    """Return the size of the tree at `root_fd`; `skip` and errors as for `walk`."""
-    entries, allocated_bytes = 0, 0
-    linked: set[int] = set()
-    for step in walk(root_fd, skip=skip):
-        if step.kind == "leave" or not step.path:
-            continue
-        entries += 1
-        if stat.S_ISREG(step.info.st_mode) and step.info.st_ino not in linked:
-            allocated_bytes += allocated(step.info)
-            if step.info.st_nlink > 1:
-                linked.add(step.info.st_ino)
-    return Survey(entries=entries, allocated_bytes=allocated_bytes)
-
-
-def allocated(info: os.stat_result) -> int:
-    """Return how many bytes of a file are on disk."""
-    return min(info.st_blocks * _BLOCK_BYTES, info.st_size)
-
-
 def remove(parent_fd: int, name: str) -> None:
     """Remove the folder `name` with its contents, if it exists.
 
@@ -223,7 +177,7 @@ def remove(parent_fd: int, name: str) -> None:
         return
     try:
         for step in walk(root_fd, pry=True):
-            with _named(f"{name}/{step.path}"), suppress(FileNotFoundError):
+            try:
                 if step.kind == "enter":
                     if not os.access(".", os.W_OK | os.X_OK, dir_fd=step.fd, effective_ids=True):
                         os.fchmod(step.fd, 0o700)
@@ -231,6 +185,10 @@ def remove(parent_fd: int, name: str) -> None:
                     os.unlink(step.name, dir_fd=step.parent_fd)
                 elif step.path:
                     os.rmdir(step.name, dir_fd=step.parent_fd)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise _named(error, f"{name}/{step.path}") from error
     finally:
         os.close(root_fd)
     with suppress(FileNotFoundError):

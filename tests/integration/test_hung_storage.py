@@ -332,6 +332,7 @@ def test_a_file_system_that_is_frozen_already(site: Site, monkeypatch: pytest.Mo
     ctx.catalog.write(interrupted)
     try:
         with frozen_file_system(site.point):
+            time.sleep(probe._ASK_AGAIN_S)
             start = time.monotonic()
             with pytest.raises(StorageError, match="did not answer within") as caught:
                 backup(ctx, job)

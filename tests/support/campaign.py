@@ -203,6 +203,7 @@ def _some(calls: Sequence[Call], every: int) -> list[Call]:
 def _try(site: Site, command: Command, kill: Kill, may_go: set[str], tally: Tally, *, cut: bool) -> list[str]:
     """Kill, clear up, look; return what is wrong."""
     _prepare(site, command)
+    site.hurt_index(tally.kills)
     ready = site.trusted()
     done = site.run(*command.run, kill=kill)
     found = _ending(kill, done.returncode, done.stderr)
@@ -211,11 +212,14 @@ def _try(site: Site, command: Command, kill: Kill, may_go: set[str], tally: Tall
         found.append("the server is stopped, though only one process of ours was killed")
     if cut:
         site.cut_power()
+    site.hurt_index(tally.kills // 2 + 1)
     if kill.after and not cut:
         # The next run goes on by itself; otherwise doctor has to.
         for step in command.again if command.again is not None else (command.run,):
             found += _step(site, *step)
+    site.hurt_index(tally.kills + 3)
     found += _step(site, "doctor", "--fix")
+    found += _listing(site)
     # A mount that was complete when its maker died is somebody's, not debris.
     if Catalog(site.state).leases()[0]:
         found += _step(site, "umount", "--all")
@@ -232,6 +236,14 @@ def _try(site: Site, command: Command, kill: Kill, may_go: set[str], tally: Tall
     if cut and site.server is not None and after.ready:
         found += _step(site, "verify", "latest")
     return found
+
+
+def _listing(site: Site) -> list[str]:
+    """Return what `list` says other than the manifests do, whatever the index says."""
+    done = site.run("list", "--json")
+    listed = {one["id"]: one["state"] for one in msgspec.json.decode(done.stdout)["snapshots"]}
+    stored = {entry.manifest.id: entry.manifest.state for entry in site.entries()}
+    return [f"list says {listed}, but the manifests {stored}"] if listed != stored else []
 
 
 def _ending(kill: Kill, code: int, said: str) -> list[str]:

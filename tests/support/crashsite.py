@@ -36,6 +36,10 @@ _SHOWN = 6
 _STORE_MARK = "snapmgr-reflink-store.json"
 
 
+_PROGRAM = "support.eager"
+_INDEX = "index"
+
+
 # In a mount table of its own, hence only for commands that mount nothing.
 _OWN_ETC = (
     *("unshare", "--mount", "--propagation", "private", "sh", "-c"),
@@ -84,6 +88,7 @@ class Site:
         self._rebooted = False
         self._loops = loop_devices()
         self._foreign = ""
+        self._old_index = b""
 
     # ---- configuration and commands
 
@@ -95,7 +100,7 @@ class Site:
     @property
     def _environment(self) -> dict[str, str]:
         """What every command gets: compiled files may be written, and another boot's id after a power cut."""
-        found = {"PYTHONDONTWRITEBYTECODE": ""}
+        found = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPATH": str(Path(__file__).parents[1])}
         return found | (Faults(boot_id=self.boot_file).environment() if self._rebooted else {})
 
     def run(
@@ -105,9 +110,17 @@ class Site:
         arguments = tuple(word.replace("{top}", str(self.top)) for word in arguments)
         prefix = (*_OWN_ETC, str(self.etc)) if self.own_etc else ()
         if kill is None and log is None:
-            return faults.run(self.config_file, *arguments, environment=self._environment, prefix=prefix)
+            return faults.run(
+                self.config_file, *arguments, environment=self._environment, prefix=prefix, module=_PROGRAM
+            )
         return tracer.run(
-            self.config_file, *arguments, kill=kill, log=log, environment=self._environment, prefix=prefix
+            self.config_file,
+            *arguments,
+            kill=kill,
+            log=log,
+            environment=self._environment,
+            prefix=prefix,
+            module=_PROGRAM,
         )
 
     def must(self, *arguments: str) -> None:
@@ -188,6 +201,27 @@ class Site:
         if self.server is not None:
             self.server.start()
 
+    def hurt_index(self, how: int) -> None:
+        """Do to the index of the manifests what must cost time only; `how` is any number."""
+        path = self.state / _INDEX
+        if path.is_dir():
+            path.rmdir()
+        content = path.read_bytes() if path.exists() else b""
+        old, self._old_index = self._old_index, content
+        match how % 6:
+            case 1:
+                path.unlink(missing_ok=True)
+            case 2 if content:
+                os.truncate(path, len(content) // 2)
+            case 3 if content:
+                middle = len(content) // 2
+                path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+            case 4 if self.state.exists():
+                path.write_bytes(old)  # of an earlier trial, or before the command
+            case 5 if self.state.exists():
+                path.unlink(missing_ok=True)
+                path.mkdir()
+
     # ---- looking
 
     def entries(self) -> list[Entry]:
@@ -204,7 +238,9 @@ class Site:
             other={entry.manifest.id: entry.manifest.state for entry in entries if entry.manifest.state != "ready"},
         )
         listed = sorted(f"{path} {path.lstat().st_ino}" for path in self.store.iterdir()) if self.store.exists() else []
-        found.digest = "\n".join([tree_digest(self.state, identity=True) if self.state.exists() else "", *listed])
+        # A look may write the index.
+        kept = sorted(path for path in self.state.iterdir() if path.name != _INDEX) if self.state.exists() else []
+        found.digest = "\n".join([*(f"{path} {tree_digest(path, identity=True)}" for path in kept), *listed])
         return found
 
     def trusted(self) -> set[str]:

@@ -61,10 +61,11 @@ def start(
     faults: Faults | None = None,
     environment: dict[str, str] | None = None,
     prefix: Sequence[str] = (),
+    module: str = "snapmgr",
 ) -> subprocess.Popen[str]:
     """Start ``PREFIX… snapmgr --config CONFIG ARGUMENTS…``, in a session of its own; stdout and stderr are pipes."""
     return subprocess.Popen(
-        [*prefix, sys.executable, "-m", "snapmgr", "--config", str(config), *arguments],
+        [*prefix, sys.executable, "-m", module, "--config", str(config), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -80,10 +81,11 @@ def run(
     faults: Faults | None = None,
     environment: dict[str, str] | None = None,
     prefix: Sequence[str] = (),
+    module: str = "snapmgr",
     timeout_s: float = 120.0,
 ) -> subprocess.CompletedProcess[str]:
     """The same, to its end."""
-    with start(config, *arguments, faults=faults, environment=environment, prefix=prefix) as process:
+    with start(config, *arguments, faults=faults, environment=environment, prefix=prefix, module=module) as process:
         try:
             out, err = process.communicate(timeout=timeout_s)
         except BaseException:

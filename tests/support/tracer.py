@@ -77,13 +77,14 @@ def run(
     log: Path | None = None,
     environment: dict[str, str] | None = None,
     prefix: Sequence[str] = (),
+    module: str = "snapmgr",
     timeout_s: float = 120.0,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``PREFIX… TRACER snapmgr --config CONFIG ARGUMENTS…``, until it and all that it forked have ended.
 
     A negative `returncode` is the signal that ended it. With `log` what it called is written there: see `read_log`.
     """
-    command = [sys.executable, "-m", "snapmgr", "--config", str(config), *arguments]
+    command = [sys.executable, "-m", module, "--config", str(config), *arguments]
     argv = [*prefix, str(program()), str(log or "-"), kill.argument if kill else "-", *command]
     with subprocess.Popen(
         argv,

@@ -90,25 +90,56 @@ def test_backend_contract_names_every_module_but_the_api():
     }
 
 
-def test_a_backup_loads_few_modules():
-    code = "import sys, snapmgr.backup.run; print(*[name for name in sys.modules if name.startswith('snapmgr')])"
+def _loaded(code):
+    """Return the modules that a process has loaded in the end, without what our test tools bring with them."""
+    code += "\nimport sys; sys.stdout = sys.__stdout__; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = done.stdout.split()
-    assert "snapmgr.backup.run" in loaded
-    assert len(loaded) <= 80, loaded
-    others = (
-        "bench",
-        "cli",
-        "doctor",
-        "keep",
-        "restore",
-        "trace",
-        "verify",
-        "physical",
-        "mysql.server",
-        "mysql.binlog",
-    )
-    assert [name for name in loaded if name.startswith(tuple(f"snapmgr.{room}" for room in others))] == []
+    return set(done.stdout.split()) - {"typing_extensions", "_distutils_hack"}
+
+
+def _ours(loaded):
+    return {name for name in loaded if name.startswith("snapmgr")}
+
+
+_QUIETLY = "import io, sys; from snapmgr.cli.main import main; sys.stdout = io.StringIO(); main({})"
+
+
+def test_help_loads_little_beside_click():
+    bare = _loaded("import click, click.formatting, shutil")
+    more = _loaded(_QUIETLY.format(["--help"])) - bare
+    assert len(_ours(more)) <= 11, more
+    # signal, and select for the reader that has gone.
+    assert len(more) <= 20, more
+    assert not {"pathlib", "traceback", "dataclasses", "msgspec", "inspect"} & (more - bare)
+
+
+def test_a_listing_loads_no_storage_and_no_server(tmp_path):
+    config = tmp_path / "snapmgr.toml"
+    config.write_text(f'state_dir = "{tmp_path}/state"\n[job.demo]\nsource = "directory"\npath = "{tmp_path}"\n')
+    loaded = _loaded(_QUIETLY.format(["--config", str(config), "list"]))
+    rooms = {name.split(".")[1] for name in _ours(loaded) if "." in name}
+    assert "catalog" in rooms
+    assert rooms <= {"access", "capacity", "catalog", "cli", "config", "contract", "system"}, rooms
+    assert len(_ours(loaded)) <= 45, _ours(loaded)
+    assert not {"dataclasses", "email", "importlib.metadata", "subprocess", "ctypes", "hashlib"} & loaded
+
+
+def test_a_directory_backup_loads_few_modules():
+    loaded = _loaded("import snapmgr.jobrun, snapmgr.backup.run, snapmgr.context, snapmgr.source.locate")
+    assert len(_ours(loaded)) <= 56, _ours(loaded)
+    others = ("bench", "cli", "doctor", "keep", "restore", "trace", "verify", "physical", "mysql", "retention")
+    assert {name for name in loaded if name.startswith(tuple(f"snapmgr.{room}" for room in others))} == set()
+    assert {name for name in loaded if name.startswith("snapmgr_")} == set()
+    # What took the time: classes built from text, a scan of all installed packages, unused compressors and sockets.
+    assert not {"dataclasses", "importlib.metadata", "email", "lzma", "socket", "logging", "csv", "fractions"} & loaded
+
+
+def test_the_backup_of_a_server_loads_few_modules():
+    loaded = _loaded("import snapmgr.jobrun, snapmgr.backup.fire_mysql, snapmgr.source.locate_mysql")
+    assert "snapmgr.mysql.lock.quiesce" in loaded
+    assert len(_ours(loaded)) <= 85, _ours(loaded)
+    others = ("bench", "cli", "doctor", "keep", "restore", "verify", "physical", "mysql.server", "mysql.binlog")
+    assert {name for name in loaded if name.startswith(tuple(f"snapmgr.{room}" for room in others))} == set()
 
 
 def test_no_room_is_a_drawer():

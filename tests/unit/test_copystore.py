@@ -13,16 +13,22 @@ import pytest
 from msgspec.structs import replace
 
 from snapmgr.contract.errors import BusyError, NotFoundError, StorageError
-from snapmgr.contract.records import Pool
-from snapmgr.copystore import copyfolder, store
+from snapmgr.contract.records import AttachRecord, Pool
+from snapmgr.copystore import copyfolder, removal, store
+from snapmgr.copystore.backend import CopyStoreBackend
 from snapmgr.copystore.cloning import clone_beside
 from snapmgr.copystore.copyfolder import CopyFolder, Mark, Store
 from snapmgr.copystore.copying import FolderCopy
 from snapmgr.copystore.removal import discard, remove_data
 from snapmgr.system import kernel
+from snapmgr.system.command import CommandRunner
+from snapmgr.system.mount import KernelMounter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from snapmgr.contract.records import NotMine, Target
+    from snapmgr.copystore.copyfolder import Folder
 
 _MARK = Mark(kind="snapshot", snapshot_id="one", volume_id="v", origin="/srv/data")
 _POOL = Pool(backend="kit", id="pool", hint="")
@@ -120,6 +126,62 @@ def test_a_full_store_lets_a_copy_go(opened: Store, folder: CopyFolder, monkeypa
     discard(replace(folder, state="complete"))
     assert tries == [["complete.json", "data"], ["begun.json"]], "its mark says that it is no whole copy any more"
     assert os.listdir(opened.path) == [store.mark_name("kit")]
+
+
+class _Backend(CopyStoreBackend):
+    name = "kit"
+    api_version = 1
+
+    def locate(self, target: Target) -> NotMine:
+        raise NotImplementedError
+
+    def new_copy(self, source: Folder, target: Folder) -> FolderCopy:
+        return _Touch(source, target)
+
+
+def test_deleting_opens_no_other_snapshot(opened: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(backend="kit", id=opened.path, hint="")
+    refs = []
+    for name in ("one", "two", "three"):
+        made = store.begin(opened, name, replace(_MARK, snapshot_id=name))
+        made.advance("begun", "complete", durable=False)
+        refs.append(store.reference(made, pool))
+        os.close(made.fd)
+    half = store.begin(opened, "deleting@half", _MARK)
+    os.close(half.fd)
+    recognised: list[str] = []
+    recognise = store._recognise
+    monkeypatch.setattr(
+        store, "_recognise", lambda where, fd, name: (recognised.append(name), recognise(where, fd, name))[1]
+    )
+    backend = _Backend(None, CommandRunner(), KernelMounter())
+    backend.delete(refs[1])
+    assert sorted(set(recognised)) == ["deleting@half", "two"]
+    assert sorted(os.listdir(opened.path)) == ["deleting@half", "one", store.mark_name("kit"), "three"]
+    recognised.clear()
+    backend.detach(AttachRecord(id="0123456789abcdef", ref=refs[0], writable=True, boot_id="x"))
+    assert recognised == ["deleting@half"]
+    # What a killed deletion left goes with the next one.
+    Path(opened.path, "one").rename(Path(opened.path, "deleting@" + refs[0].native_id.partition(".")[2]))
+    backend.delete(refs[0])
+    assert sorted(os.listdir(opened.path)) == ["deleting@half", store.mark_name("kit"), "three"]
+    # One that was renamed is still found.
+    Path(opened.path, "three").rename(Path(opened.path, "renamed"))
+    backend.delete(refs[2])
+    assert not Path(opened.path, "renamed").exists()
+
+
+def test_what_became_another_kind_since_it_was_listed_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "a/folder/deeper").mkdir(parents=True)
+    (tmp_path / "a/file").touch()
+    fd = os.open(tmp_path / "a", os.O_RDONLY)
+    try:
+        removal.remove_entry(fd, "folder", "a/folder", is_folder=False)
+        removal.remove_entry(fd, "file", "a/file", is_folder=True)
+        removal.remove_entry(fd, "gone", "a/gone", is_folder=False)
+    finally:
+        os.close(fd)
+    assert os.listdir(tmp_path / "a") == []
 
 
 def test_a_file_of_another_name_stays_in_the_way(opened: Store) -> None:

@@ -153,7 +153,7 @@ def refusal(
     backends = {
         name: Storage({str(path): "1"}, name=name, atomicity="file", why_not=reason) for name, reason in why_not.items()
     }
-    monkeypatch.setattr("snapmgr.source.volumes.list_plugins", lambda: [Named(name) for name in backends])
+    monkeypatch.setattr("snapmgr.source.volumes.backend_names", lambda: tuple(backends))
     with pytest.raises(SnapmgrError) as caught:
         choose_backend(
             Surroundings(backends=backends, lacking=lacking),  # type: ignore[arg-type]

@@ -14,14 +14,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.system.host import keep_only, signals_held, start_ticks, this_process
+from snapmgr.system.host import ends_by, keep_only, signals_held, start_ticks, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from snapmgr.system.host import Process
 
-_POLL_S = 0.0005
 # How long a dismissed guard may take to end.
 _END_S = 1.0
 _CGROUPS = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
@@ -57,13 +56,10 @@ class Guard:
         """Dismiss the guard because the change is undone, and wait for its end; kill it if it hangs."""
         with suppress(BrokenPipeError):
             os.write(self._alive, _DONE)
-        pid, until = self.process.pid, time.monotonic() + _END_S
-        while os.waitpid(pid, os.WNOHANG)[0] == 0:
-            if time.monotonic() >= until:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                break
-            time.sleep(_POLL_S)
+        pid = self.process.pid
+        if not ends_by(pid, time.monotonic() + _END_S):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         with suppress(OSError):
             _control_group(self._name, pid).rmdir()
 

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.access.attach import attached
 from snapmgr.backup.run import backup, plan_backup
@@ -55,8 +56,7 @@ def test_a_proven_snapshot_is_completed_after_a_crash(scene: Scene) -> None:
     ctx.catalog.write(manifest.with_state("pending"))
     sweep(ctx, "demo")
     assert scene.states() == ["ready"]
-    unproven = manifest.with_state("pending")
-    object.__setattr__(unproven, "proved_at", None)
+    unproven = replace(manifest.with_state("pending"), proved_at=None)
     ctx.catalog.write(unproven)
     sweep(ctx, "demo")
     assert scene.states() == ["broken"]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from snapmgr.contract.errors import StorageError
 from snapmgr.restore import copy as restore_copy
 from snapmgr.restore.run import restore
 from snapmgr.system import probe
+from snapmgr.system.kernel import is_nocow
 from snapmgr.testing import trees
+from snapmgr.tree.copy import TreeCopy
 from support.restored import require_nothing_left
 from support.server import server_user
 from support.storage import loop_filesystem, work_folder
@@ -208,6 +211,42 @@ def test_attributes_that_the_destination_cannot_hold_are_named(files):
         assert (poor / "x" / "plain").read_bytes() == (files.data / "plain").read_bytes()
     finally:
         subprocess.run(["umount", poor], check=True)
+
+
+@pytest.mark.needs("btrfs")
+@pytest.mark.parametrize("share", [True, False])
+def test_nocow_is_kept_file_by_file(share):
+    with loop_filesystem("btrfs", 120 << 20) as system:
+        source, copy = system.point / "source", system.point / "copy"
+        for folder in (source, source / "nocow", copy):
+            folder.mkdir()
+        subprocess.run(["chattr", "+C", source / "nocow"], check=True)
+        wanted = {"a-cow": False, "b-nocow": True, "c-empty-nocow": True, "d-cow": False}
+        for name, nocow in wanted.items():
+            with (source / ("nocow/x" if nocow else "x")).open("wb") as file:
+                file.write(b"" if "empty" in name else b"x" * 9000)
+            (source / ("nocow/x" if nocow else "x")).rename(source / name)
+            (source / ("x" if nocow else "nocow/x")).write_bytes(b"y" * 9000)
+            (source / ("x" if nocow else "nocow/x")).rename(source / "nocow" / name)
+        with ExitStack() as stack:
+            fds = [os.open(folder, os.O_RDONLY) for folder in (source, copy)]
+            for fd in fds:
+                stack.callback(os.close, fd)
+            made = TreeCopy(share=share, progress=lambda _done: None)
+            made.run(*fds)
+        assert (made.differences, made.tally.copied_files) == ([], 0 if share else 7)
+        trees.same(trees.fingerprint(source), trees.fingerprint(copy))
+        for root in (source, copy):
+            assert {name: _is_nocow(root / name) for name in wanted} == wanted
+            assert {name: not _is_nocow(root / "nocow" / name) for name in wanted} == wanted
+
+
+def _is_nocow(path):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return is_nocow(fd)
+    finally:
+        os.close(fd)
 
 
 @pytest.mark.needs("xfs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
@@ -15,7 +16,7 @@ from snapmgr.access.attach import attach
 from snapmgr.access.storage_check import check_storage
 from snapmgr.backup.sweep import sweep
 from snapmgr.capacity.lost import mark_all_lost, removing_if_lost, require_sound_reads
-from snapmgr.capacity.read import read_capacity, sample_capacity
+from snapmgr.capacity.read import _path, read_capacity, sample_capacity
 from snapmgr.capacity.series import CapacityLimits, add_samples
 from snapmgr.catalog.manifest import encode
 from snapmgr.catalog.store import Entry
@@ -23,7 +24,7 @@ from snapmgr.catalog.summary import summarize
 from snapmgr.config.load import load_config
 from snapmgr.context import Context
 from snapmgr.contract.errors import InUseError, LostError, MissingRequirementError, StorageError
-from snapmgr.contract.records import Found, Gauge, Reason
+from snapmgr.contract.records import Found, Gauge, Pool, Reason
 from snapmgr.doctor.collect import collect_facts
 from snapmgr.doctor.diagnose import diagnose
 from snapmgr.doctor.facts import Facts, PoolFacts
@@ -209,6 +210,24 @@ def test_each_pool_is_asked_once_and_a_sample_is_kept(ctx, storage):
     assert len(fill.of_name("data of the pool").samples) == 2
     (path,) = (ctx.catalog.path / "capacity").iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("pool_id", "name"),
+    [
+        ("46a30f69-c461-3948-b623-c827f6827e8b", "btrfs-46a30f69-c461-3948-b623-c827f6827e8b.json"),
+        ("/srv/copies", None),
+        ("../../etc/x", None),
+        ("Käse", None),
+        ("a" * 300, None),
+    ],
+)
+def test_the_samples_of_a_pool_are_in_a_file_of_its_own(ctx, pool_id, name):
+    pool = Pool(backend="btrfs", id=pool_id, hint="/mnt")
+    path = _path(ctx.catalog, pool)
+    assert path.parent == ctx.catalog.path / "capacity"
+    assert re.fullmatch(r"[0-9a-f]{32}\.json", path.name) if name is None else path.name == name
+    assert path != _path(ctx.catalog, replace(pool, backend="lvm"))
 
 
 @pytest.mark.parametrize("content", [b"", b'{"schema": 99}', b'{"backend": "x", "pool_id": "y"}'])

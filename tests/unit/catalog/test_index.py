@@ -23,7 +23,7 @@ from snapmgr.catalog import index
 from snapmgr.catalog.manifest import Manifest, Verification, encode
 from snapmgr.catalog.store import Catalog
 from snapmgr.catalog.summary import summarize
-from snapmgr.contract.errors import MissingRequirementError, SnapmgrError
+from snapmgr.contract.errors import MissingRequirementError, NotFoundError, SnapmgrError
 from support.sample import NOW, manifest
 
 if TYPE_CHECKING:
@@ -108,6 +108,74 @@ def test_only_what_changed_is_read(catalog: Catalog, monkeypatch: pytest.MonkeyP
         found = {one.id: one for one in Catalog(catalog.path).summaries()[0]}
     assert (found[changed.id].state, found[changed.id].reason) == ("broken", "why")
     assert found[verified.id].failed
+
+
+def test_the_newest_is_found_without_asking_for_the_older_ones(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(catalog.path)
+    asked: list[str] = []
+    real = index._stamps
+    monkeypatch.setattr(index, "_stamps", lambda name, fd: asked.append(name) or real(name, fd))
+    with reading_nothing(monkeypatch, {manifest(MANY - 1).id}):
+        assert Catalog(catalog.path).resolve("latest").manifest.id == manifest(MANY - 1).id
+    assert asked == [manifest(MANY - 1).id]
+
+
+def _becomes_broken(catalog: Catalog) -> None:
+    put(catalog, numbered(MANY - 1, MANY - 1, state="broken"))
+
+
+def _fails(catalog: Catalog) -> None:
+    catalog.write_verification(manifest(MANY - 1).id, Verification(at=NOW, result="failed", duration_s=1))
+
+
+def _is_removed(catalog: Catalog) -> None:
+    catalog.forget(manifest(MANY - 1).id)
+
+
+def _is_damaged(catalog: Catalog) -> None:
+    (catalog.path / "snapshots" / manifest(MANY - 1).id / "manifest.json").write_bytes(b"{")
+
+
+def _has_successors(catalog: Catalog) -> None:
+    put(catalog, numbered(MANY, MANY))
+    put(catalog, numbered(MANY + 1, MANY + 1, state="pending"))
+
+
+def _an_older_one_is_ready_again(catalog: Catalog) -> None:
+    put(catalog, numbered(MANY - 1, MANY - 1, state="broken"))
+    put(catalog, numbered(MANY - 2, MANY - 2, state="broken"))
+    told(catalog.path)
+    put(catalog, numbered(MANY - 2, MANY - 2))
+
+
+def _another_is_verified(catalog: Catalog) -> None:
+    catalog.write_verification(manifest(9).id, Verification(at=NOW, result="passed", duration_s=1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _becomes_broken,
+        _fails,
+        _is_removed,
+        _is_damaged,
+        _has_successors,
+        _an_older_one_is_ready_again,
+        _another_is_verified,
+    ],
+)
+@pytest.mark.parametrize("name", ["latest", "latest-verified", "nightly@latest"])
+def test_the_newest_is_the_same_as_without_an_index(catalog: Catalog, change, name: str) -> None:
+    catalog.write_verification(manifest(5).id, Verification(at=NOW, result="passed", duration_s=1))
+    told(catalog.path)
+    seen = Catalog(catalog.path)
+    seen.resolve(name)
+    change(catalog)
+    answers = [Catalog(catalog.path).resolve(name).manifest.id, seen.resolve(name).manifest.id]
+    (catalog.path / "index").unlink(missing_ok=True)
+    assert answers == [Catalog(catalog.path).resolve(name).manifest.id] * 2
 
 
 def test_few_snapshots_need_no_index(tmp_path: Path, settled: None) -> None:  # noqa: ARG001
@@ -363,6 +431,13 @@ def test_root_leaves_no_index_where_it_would_be_in_the_way_of_the_owner(catalog:
     assert not (catalog.path / "index").exists()
 
 
+def newest_of(catalog: Catalog, name: str) -> str | None:
+    try:
+        return catalog.resolve(name).manifest.id
+    except NotFoundError:
+        return None
+
+
 def _next_tick() -> None:
     """Wait until a change has another change time, also on kernels that take it from the clock's ticks."""
     time.sleep(0.011)
@@ -450,9 +525,17 @@ class Life(RuleBasedStateMachine):
     @rule()
     def look(self) -> None:
         assert told(self.path) == truth(self.path)
+        for name in ("latest", "latest-verified"):
+            assert newest_of(Catalog(self.path), name) == newest_of(self.catalog, name) == self.newest(name)
         # One that has looked before, as within one command.
         found, damaged = self.catalog.summaries()
         assert (list(found), {(one.path, one.problem) for one in damaged}) == truth(self.path)
+
+    def newest(self, name: str) -> str | None:
+        """Return what `name` means, from the manifests alone."""
+        ready = [entry for entry in self.catalog.entries()[0] if entry.manifest.state == "ready"]
+        fitting = [one for one in ready if (one.verified if name == "latest-verified" else not one.failed)]
+        return fitting[-1].manifest.id if fitting else None
 
     def teardown(self) -> None:
         self.look()

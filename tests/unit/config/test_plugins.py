@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from textwrap import dedent
 
 import pytest
 
 from snapmgr.api import API_VERSION, Backend
-from snapmgr.config.plugins import _contract, list_plugins, load_backend, make_backend
+from snapmgr.config.plugins import _contract, _points, list_plugins, load_backend, make_backend
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, SnapmgrError
 
 GOOD = """
@@ -213,9 +215,30 @@ def test_the_contract_that_is_checked_is_the_one_in_api():
     assert set(_contract()) == METHODS | {"name", "api_version", "Config"}
 
 
-def test_listing_backends_imports_no_msgspec():
+def test_naming_the_backends_imports_none_of_them():
     code = (
-        "import sys, snapmgr.config.plugins as p; p._points(); print('msgspec' in sys.modules, 'pyudev' in sys.modules)"
+        "import sys, snapmgr.config.plugins as p; print(*p.backend_names()); "
+        "print(*sorted({name.partition('.')[0] for name in sys.modules if name.startswith('snapmgr_')} | "
+        "{'importlib.metadata', 'pyudev'} & {*sys.modules}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False False\n"
+    assert done.stdout == "btrfs juicefs lvm reflink\n\n"
+
+
+def test_an_entry_point_is_read_as_importlib_metadata_reads_it(install, tmp_path, monkeypatch):
+    module = install("good", GOOD, distribution="Some.Dist")
+    (info,) = tmp_path.glob("*.dist-info")
+    others = "# a comment\n\n[console_scripts]\ngood = elsewhere:main\n\n"
+    (info / "entry_points.txt").write_text(f"{others}[snapmgr.backends]\ngood={module} : Good\n[x]\na = b\n")
+    (point,) = entry_points(group="snapmgr.backends", name="good")
+    (own,) = _points()["good"]
+    assert (own.name, own.value) == (point.name, point.value)
+    assert own.distribution == "Some.Dist 1.2"
+    assert load_backend("good").name == "good"
+    # An older version behind it on the path is not imported, so its entry points do not count.
+    older = tmp_path / "older"
+    shutil.copytree(info, older / "some_dist-1.1.dist-info")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(older)])
+    assert [one.distribution for one in _points()["good"]] == ["Some.Dist 1.2"]
+    assert len(entry_points(group="snapmgr.backends", name="good")) == 1

@@ -121,7 +121,7 @@ def test_missing_program_names_the_package(runner, monkeypatch):
     assert "no-such-program-here" in caught.value.message
     # Only what is known to be a package is said to be one.
     assert "apt-get" not in str(caught.value.hint)
-    monkeypatch.setattr("snapmgr.system.command.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("snapmgr.system.command._which", lambda _name: None)
     with pytest.raises(MissingRequirementError) as known:
         runner.run(["mariadbd"])
     assert known.value.hint == "apt-get install mariadb-server-core"

@@ -9,7 +9,6 @@ import sysconfig
 
 import pytest
 
-from snapmgr.system import environment
 from snapmgr.system.environment import install_command
 
 
@@ -21,7 +20,7 @@ def test_the_command_is_our_own_environments_pip_and_runs():
 
 
 def test_an_environment_without_pip_gets_uvs(monkeypatch):
-    monkeypatch.setattr(environment, "find_spec", lambda _name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     monkeypatch.setattr(sys, "executable", "/opt/my tools/bin/python")
     assert install_command("a", "b") == "uv pip install --python '/opt/my tools/bin/python' a b"
 

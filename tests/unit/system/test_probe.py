@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from snapmgr.contract.errors import StorageError
+from snapmgr.system import probe
 from snapmgr.system.probe import require_writable
 
 if TYPE_CHECKING:
@@ -147,3 +148,26 @@ def test_doctor_names_a_scratch_directory_that_is_full(small, run, config):
     config.write_text(config.read_text().replace("/scratch", "/state/scratch").replace('/state"', '/elsewhere"'))
     _fill(small)
     assert [line.split()[:3] for line in _problems(run, "doctor")[1]] == [["problem", "state", f"{small}/scratch"]]
+
+
+def test_what_has_just_answered_is_not_asked_again_and_later_it_is(tmp_path, monkeypatch):
+    probe._answered.clear()
+    asked = []
+    start = probe._start
+    monkeypatch.setattr(probe, "_start", lambda path, *, changing: asked.append(path) or start(path, changing=changing))
+    (tmp_path / "below").mkdir()
+    for path in (tmp_path, tmp_path / "below", tmp_path / "missing"):
+        probe.require_answer(str(path))
+    assert asked == [str(tmp_path)]
+    monkeypatch.setattr(probe, "_ASK_AGAIN_S", 0.0)
+    probe.require_answer(str(tmp_path))
+    assert len(asked) == 2
+    # One that hangs has not answered.
+    monkeypatch.setattr(probe, "_answered", {})
+    monkeypatch.setattr(probe, "ANSWER_S", 0.0)
+    monkeypatch.setattr(os, "waitpid", lambda *_: (0, 0))
+    for _ in range(2):
+        with pytest.raises(StorageError, match="did not answer"):
+            probe.require_answer(str(tmp_path))
+    assert (probe._answered, len(asked)) == ({}, 3)
+    probe._hanging.clear()

@@ -9,13 +9,17 @@ import stat
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from snapmgr.contract.errors import StorageError
 from snapmgr.testing import trees
+from snapmgr.tree import copy as copying
+from snapmgr.tree import entries
 from snapmgr.tree.attributes import Handle, keep
 from snapmgr.tree.compare import compare
 from snapmgr.tree.copy import TreeCopy, leads_out
-from snapmgr.tree.walk import deep_trees, remove, survey, walk
+from snapmgr.tree.survey import survey
+from snapmgr.tree.walk import deep_trees, remove, walk
 
 
 def _folder(path):
@@ -30,12 +34,14 @@ class _Pair:
         self.source.mkdir()
         self.copy.mkdir()
         self.done = []
+        self.found = []
 
     def run(self):
         source, copy = _folder(self.source), _folder(self.copy)
         try:
             made = TreeCopy(share=False, progress=self.done.append)
             made.run(source, copy)
+            self.found = made.differences
             return made.tally
         finally:
             os.close(source)
@@ -63,7 +69,8 @@ def test_everything_that_a_file_system_can_hold_is_copied(pair):
     trees.plant(pair.source)
     tally = pair.run()
     trees.same(trees.fingerprint(pair.source), trees.fingerprint(pair.copy))
-    assert pair.differences() == []
+    assert pair.found + pair.differences() == []
+    assert sum(pair.done) == tally.copied_bytes
     assert (tally.links, tally.shared_files) == (3, 0)
     # The hole is one in the copy too.
     assert (pair.copy / "sparse").stat().st_blocks * 512 < trees.HOLE_BYTES // 4
@@ -124,7 +131,7 @@ def test_any_tree_is_copied(tree, tmp_path_factory):
     pair.run()
     trees.same(before, trees.fingerprint(pair.copy))
     trees.same(before, trees.fingerprint(pair.source))
-    assert pair.differences() == []
+    assert pair.found + pair.differences() == []
     parent = _folder(pair.copy.parent)
     try:
         remove(parent, "copy")
@@ -294,6 +301,59 @@ def test_an_exchanged_file_is_refused(pair, monkeypatch):
     )
     with pytest.raises(StorageError, match="file changed while it was copied"):
         pair.run()
+
+
+def test_inode_numbers_of_the_folder_may_be_others(pair, monkeypatch):
+    trees.plant(pair.source)
+    listed = entries.entries
+    monkeypatch.setattr(entries, "entries", lambda fd: [replace(one, inode=one.inode + 1) for one in listed(fd)])
+    pair.run()
+    monkeypatch.undo()
+    trees.same(trees.fingerprint(pair.source), trees.fingerprint(pair.copy))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("utime", "file has the modification time"),
+        ("fchmod", "file has mode 0644, not 0444"),
+        ("setxattr", "file lacks the extended attribute user.snapmgr-test"),
+        pytest.param("fchown", "file belongs to 0:0, not to 1:2", marks=pytest.mark.needs("root")),
+    ],
+)
+def test_what_the_file_system_did_not_keep_is_named(pair, monkeypatch, call, said):
+    # Each call succeeds and does nothing: the kernel is asked afterwards what the copy has.
+    (pair.source / "file").write_bytes(b"x")
+    os.setxattr(pair.source / "file", "user.snapmgr-test", b"1")
+    if os.geteuid() == 0:
+        os.chown(pair.source / "file", 1, 2)
+    (pair.source / "file").chmod(0o444)
+    os.utime(pair.source / "file", ns=(5, 5))
+    pair.run()
+    assert pair.found == []
+    (pair.copy / "file").unlink()
+    monkeypatch.setattr(os, call, lambda *_arguments, **_more: None)
+    pair.run()
+    (found,) = pair.found
+    assert found.startswith(said)
+
+
+def test_a_hard_link_that_is_another_file_is_named(pair, monkeypatch):
+    (pair.source / "a").write_bytes(b"x")
+    os.link(pair.source / "a", pair.source / "b")
+    monkeypatch.setattr(os, "link", lambda _first, name, **_more: (pair.copy / name).write_bytes(b"x"))
+    pair.run()
+    assert [text.partition(" ")[2] for text in pair.found] == ["is not one file with its other names"]
+
+
+def test_differences_have_a_limit(pair, monkeypatch):
+    for number in range(5):
+        (pair.source / str(number)).touch()
+        os.utime(pair.source / str(number), ns=(5, 5))
+    monkeypatch.setattr(os, "utime", lambda *_arguments, **_more: None)
+    monkeypatch.setattr(copying, "DIFFERENCES_KEPT", 2)
+    pair.run()
+    assert len(pair.found) == 3
 
 
 def test_a_survey_counts_hard_links_once_and_no_holes(pair):
