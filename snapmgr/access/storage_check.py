@@ -13,15 +13,21 @@ if TYPE_CHECKING:
     from snapmgr.catalog.manifest import Manifest
     from snapmgr.catalog.summary import Summary
     from snapmgr.context import Context
-    from snapmgr.contract.records import Pool
+    from snapmgr.contract.records import Found, Pool
 
 Presence = Literal["complete", "altered", "lost", "incomplete", "gone", "unknown"]
 """All members exist; all exist, but somebody changed one by hand, or one overflowed and cannot be read; some exist;
 none exists; or a storage did not answer, so that nothing is known."""
 
 
-def check_storage(ctx: Context, manifests: Iterable[Manifest | Summary]) -> dict[str, Presence]:
-    """Return for each snapshot, by its id, whether the storage holds it; warn about storage that does not answer."""
+def check_storage(
+    ctx: Context, manifests: Iterable[Manifest | Summary], seen: dict[Pool, tuple[Found, ...]] | None = None
+) -> dict[str, Presence]:
+    """Return for each snapshot, by its id, whether the storage holds it; warn about storage that does not answer.
+
+    `seen` keeps the inventories of pools for the next call; without it, or if it lacks a pool, the storage is read.
+    """
+    seen = {} if seen is None else seen
     manifests = list(manifests)
     held: set[tuple[str, str, str]] = set()
     altered: set[tuple[str, str, str]] = set()
@@ -29,12 +35,13 @@ def check_storage(ctx: Context, manifests: Iterable[Manifest | Summary]) -> dict
     silent: set[Pool] = set()
     for pool in dict.fromkeys(ref.pool for manifest in manifests for ref in manifest.refs):
         try:
-            found = ctx.backend(pool.backend).inventory((pool,))
+            found = seen[pool] if pool in seen else ctx.backend(pool.backend).inventory((pool,))
             lost |= lost_members(ctx, pool)
         except SnapmgrError as error:
             ctx.tell(f"warning: {error.message}")
             silent.add(pool)
         else:
+            seen[pool] = found
             held |= {one.ref.identity for one in found if one.kind == "snapshot" and one.ref is not None}
             # An inventory lists as debris with its identity what is complete, but can no longer be trusted.
             altered |= {one.ref.identity for one in found if one.kind == "debris" and one.ref is not None}

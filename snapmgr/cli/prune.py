@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from snapmgr.cli.session import Session
     from snapmgr.config.model import Job
     from snapmgr.context import Context
+    from snapmgr.contract.records import Found, Pool
     from snapmgr.keep.prune import Pruned
     from snapmgr.retention import PrunePlan
 
@@ -45,7 +46,8 @@ def command(session: Session, jobs: tuple[str, ...], *, dry_run: bool) -> int:
     ctx = session.context()
     if not jobs:
         _name_orphans(session, ctx)
-    documents = [_prune(session, ctx, job, dry_run=dry_run) for job in chosen]
+    seen: dict[Pool, tuple[Found, ...]] = {}
+    documents = [_prune(session, ctx, job, seen, dry_run=dry_run) for job in chosen]
     code = gravest([document["exit_code"] for document in documents])
     if session.json:
         session.document(code, dry_run=dry_run, jobs=documents)
@@ -62,7 +64,9 @@ def _name_orphans(session: Session, ctx: Context) -> None:
         session.console.warn(f"job {job} is no longer configured: its snapshots ({count}) are not changed")
 
 
-def _prune(session: Session, ctx: Context, job: Job, *, dry_run: bool) -> dict[str, Any]:
+def _prune(
+    session: Session, ctx: Context, job: Job, seen: dict[Pool, tuple[Found, ...]], *, dry_run: bool
+) -> dict[str, Any]:
     from snapmgr.cli.documents import decisions, pruned
     from snapmgr.keep.prune import plan_prune, prune
 
@@ -71,7 +75,7 @@ def _prune(session: Session, ctx: Context, job: Job, *, dry_run: bool) -> dict[s
     errors: list[SnapmgrError] = []
     try:
         if dry_run:
-            plan, done = plan_prune(ctx, job, datetime.now(UTC)), None
+            plan, done = plan_prune(ctx, job, datetime.now(UTC), seen), None
             document |= {"keep": decisions(plan.keep), "delete": decisions(plan.delete)}
         else:
             done = prune(ctx, job)

@@ -10,7 +10,7 @@ from typing import Any
 from snapmgr.config import model
 from snapmgr.config.files import list_files, read_toml
 from snapmgr.config.model import Config, Job, Prepare, Retention, Verify
-from snapmgr.config.values import describe_unknown, is_absolute, read_table, show
+from snapmgr.config.values import attributes, describe_unknown, is_absolute, read_table, show
 from snapmgr.contract.errors import ConfigError
 
 DEFAULT_PATH = Path("/etc/snapmgr/snapmgr.toml")
@@ -196,9 +196,7 @@ class _Reader:
 
 
 def _attributes(kind: type[Job | Verify], keys: frozenset[str]) -> set[str]:
-    import msgspec  # noqa: PLC0415 - one use
-
-    return {field.name for field in msgspec.structs.fields(kind) if field.encode_name in keys}
+    return {name for key, name in attributes(kind).items() if key in keys}
 
 
 def _foreign_keys(source: str) -> tuple[frozenset[str], frozenset[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -22,8 +23,8 @@ def read_table(
     Nested tables become such dicts too. Errors are appended to `errors`, each with the path of the key (`where` is the
     table's path) and the allowed values. `skip` names attributes that are not keys.
     """
-    hints = get_type_hints(kind, include_extras=True)
-    fields = {field.encode_name: field.name for field in msgspec.structs.fields(kind) if field.name not in skip}
+    hints = _hints(kind)
+    fields = {key: name for key, name in attributes(kind).items() if name not in skip}
     values: dict[str, Any] = {}
     for key, value in table.items():
         path = f"{where}.{key}"
@@ -42,6 +43,16 @@ def read_table(
         except ValueError as error:
             errors.append(f"{path} = {show(value)}: {error}")
     return values
+
+
+def attributes(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the names of a Struct's attributes by its keys: msgspec's own way evaluates the annotations, too."""
+    return dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
+
+
+@cache
+def _hints(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
 def describe_unknown(key: str, allowed: Iterable[str]) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from snapmgr.catalog.summary import Summary
     from snapmgr.config.model import Job
     from snapmgr.context import Context
+    from snapmgr.contract.records import Found, Pool
 
 # A BROKEN snapshot has no storage; its manifest stays so that people can read the reason, but not for ever.
 _BROKEN_KEPT = timedelta(days=30)
@@ -55,8 +56,10 @@ def to_candidate(one: Summary, *, in_use: bool = False) -> Candidate:
     )
 
 
-def plan_prune(ctx: Context, job: Job, now: datetime) -> PrunePlan:
+def plan_prune(ctx: Context, job: Job, now: datetime, seen: dict[Pool, tuple[Found, ...]] | None = None) -> PrunePlan:
     """Return the snapshots that the job's policy keeps and deletes, with reasons; change nothing.
+
+    `seen` is as in `check_storage`: the plans of many jobs need but one look at their storage.
 
     A snapshot that somebody deleted or changed by hand, or whose storage does not answer, must not count as one to
     keep: the plan for the existing ones is made as if there were no others. One that was changed is left: it may hold
@@ -66,7 +69,7 @@ def plan_prune(ctx: Context, job: Job, now: datetime) -> PrunePlan:
     ready = [one for one in ctx.catalog.summaries(job.name)[0] if one.state == "ready"]
     candidates = [to_candidate(one, in_use=one.id in in_use) for one in ready]
     policy = Policy(**msgspec.structs.asdict(job.retention))
-    presences = check_storage(ctx, ready)
+    presences = check_storage(ctx, ready, seen)
     existing = {snapshot_id for snapshot_id, presence in presences.items() if presence == "complete"}
     of_all = plan(candidates, policy, now)
     of_existing = plan([one for one in candidates if one.id in existing], policy, now)
