@@ -36,7 +36,7 @@ _SHARE = 0.15
 # For what is few: so much of all system calls of the command, and at least so many.
 _MORE_OF_ALL, _MORE = 0.01, 10
 _FLUSHES = ("fsync", "fdatasync", "syncfs", "sync", "msync", "sync_file_range")
-# A file system that answered a quarter of a second ago is asked again, by a process each time: a slow run asks more often.
+# A process asks a file system whether it answers, and a quarter of a second later another one: slow runs have more.
 _MORE_PROCESSES = 4
 # How often one looks again whether something has ended is a matter of time.
 _WAITS = frozenset(
