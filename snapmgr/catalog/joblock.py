@@ -6,7 +6,7 @@ manifests. Everybody who makes a snapshot unfinished (PENDING, DELETING) holds t
 
 A mark is not believed after a boot, as it is not synced; if its file or the folder of the snapshots was replaced, as by
 a restored state directory; and for longer than an hour, because somebody may change manifests by hand. Nor is one left
-where a look is quick.
+where a look is quick. Its removal is synced before a snapshot becomes unfinished.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Held:
         """The snapshots that the holder made unfinished."""
         self.pools: dict[Pool, None] = {}
         self._looked_s: float | None = None
+        self._withdrawn = self.before is None
 
     def begin(self) -> None:
         """Leave nothing but our pid: it names us in error messages. On a full disk a lock works without it."""
@@ -75,6 +76,18 @@ class Held:
             os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
         with suppress(OSError):
             os.ftruncate(self._fd, len(f"{os.getpid()}\n"))
+
+    def will_be_unfinished(self, snapshot_id: str) -> None:
+        """Note a snapshot that is about to become unfinished.
+
+        Before the first one the removal of `before` becomes durable: btrfs flushes a file alone, so that a disk that
+        was lost and is mounted again without a boot could hold the new manifest beside the old mark.
+        """
+        self.unfinished.add(snapshot_id)
+        if not self._withdrawn:
+            with suppress(OSError):  # what cannot be flushed takes no manifest either
+                os.fsync(self._fd)
+                self._withdrawn = True
 
     def swept(self, pools: Iterable[Pool], count: int | None) -> None:
         """Note that no snapshot is unfinished and that they are in `pools`, to be left at the end.

@@ -164,14 +164,14 @@ class Catalog(RecordFolders):
         return self._number
 
     def _highest_number(self) -> tuple[int, int]:
-        """Return the highest number of any snapshot, and how many snapshots there are."""
+        """Return the highest number and the count of snapshots: 0 if one cannot be read, as it may be restored."""
         found, damaged = self.summaries()
         numbers = [one.number for one in found]
         for one in damaged:
             with suppress(SnapmgrError, msgspec.DecodeError, UnicodeDecodeError):
                 data = read_file(one.path / "manifest.json")
                 numbers.append(msgspec.json.decode(data, type=_Numbered).number)
-        return max(numbers, default=0), len(numbers)
+        return max(numbers, default=0), len(numbers) if len(numbers) == len(found) + len(damaged) else 0
 
     def load(self, snapshot_id: str) -> Entry:
         """Return one snapshot; a damaged verification is ignored.
@@ -227,12 +227,12 @@ class Catalog(RecordFolders):
         new = True
         try:
             folder.mkdir(mode=0o700)
-            if manifest.number != self._number:  # an adopted one
-                (self._locks / _NUMBER).unlink(missing_ok=True)
         except FileExistsError:
             new = not (folder / "manifest.json").exists()  # an earlier try found no room
         except OSError as error:
             raise CatalogError(f"cannot create {folder}: {error.strerror}", hint=space_hint(error)) from None
+        if new and manifest.number != self._number:  # an adopted one
+            (self._locks / _NUMBER).unlink(missing_ok=True)
         write_file(folder / "manifest.json", data)
         if new:
             sync_folder(self._snapshots)
@@ -250,7 +250,7 @@ class Catalog(RecordFolders):
         """Note what is about to become unfinished, for `leave_swept`."""
         for one in manifests:
             if one.job in self._held and one.state in UNFINISHED:
-                self._held[one.job].unfinished.add(one.id)
+                self._held[one.job].will_be_unfinished(one.id)
 
     def _end(self, manifests: Iterable[Manifest]) -> None:
         for one in manifests:

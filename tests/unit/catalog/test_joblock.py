@@ -99,6 +99,31 @@ def test_what_is_unfinished_at_the_end_makes_the_next_run_look(state: Path, unfi
     assert (believed(state) == (POOL,)) == (how in ("finished", "forgotten"))
 
 
+@pytest.mark.parametrize("unfinished", UNFINISHED)
+def test_the_removal_of_a_mark_is_durable_before_a_snapshot_is_unfinished(
+    state: Path, unfinished: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Else a btrfs that lost its disk, and is mounted again without a boot, has the mark beside the manifest.
+    swept(state)
+    real, flushed = os.fsync, []
+
+    def fsync(fd: int) -> None:
+        flushed.append((Path(f"/proc/self/fd/{fd}").readlink().name, os.pread(fd, 99, 0) if fd in locks else b""))
+        real(fd)
+
+    catalog = Catalog(state)
+    with catalog.job_lock("nightly"):
+        locks = {int(one.name) for one in Path("/proc/self/fd").iterdir() if str(one.resolve()).endswith(LOCK)}
+        monkeypatch.setattr(os, "fsync", fsync)
+        catalog.write(manifest(1))
+        assert all(name != Path(LOCK).name for name, _ in flushed)
+        flushed.clear()
+        catalog.write_many([manifest(1, state=unfinished)])
+        catalog.write(manifest(2, state=unfinished))
+    assert flushed[0] == (Path(LOCK).name, f"{os.getpid()}\n".encode())
+    assert [name for name, _ in flushed].count(Path(LOCK).name) == 1
+
+
 def test_the_pools_of_a_new_snapshot_are_known_to_the_next_run(state: Path) -> None:
     other = replace(POOL, id="/elsewhere")
     one = manifest(1)
@@ -230,6 +255,21 @@ def test_numbers_grow_whatever_the_clock_does_and_take_one_look(many: Path, monk
 def test_an_adopted_snapshot_of_a_higher_number_counts(many: Path) -> None:
     first = Catalog(many).next_number(NOW)
     Catalog(many).write(replace(manifest(3), number=first + 1000))
+    assert Catalog(many).next_number(NOW) == first + 1001
+
+
+@pytest.mark.parametrize("content", [b"", b'{"number": 99', None])
+def test_a_restored_manifest_of_a_higher_number_counts(many: Path, content: bytes | None) -> None:
+    first = Catalog(many).next_number(NOW)
+    lost = replace(manifest(3), number=first + 1000)
+    Catalog(many).write(lost)
+    path = many / "snapshots" / lost.id / "manifest.json"
+    path.unlink()
+    if content is not None:
+        path.touch(mode=0o600)
+        path.write_bytes(content)
+    assert Catalog(many).next_number(NOW) == first
+    Catalog(many).write(lost)
     assert Catalog(many).next_number(NOW) == first + 1001
 
 
