@@ -13,7 +13,7 @@ import time
 from typing import Literal
 
 from snapmgr.api import StorageError, format_size, kernel
-from snapmgr.api.copystore import entries, subfolder
+from snapmgr.api.copystore import entries, reach, subfolder
 from snapmgr.api.kernel import shown
 
 Method = Literal["reflink", "copy"]
@@ -176,7 +176,13 @@ class TreeCopy:
         first = self._links.setdefault((info.st_dev, info.st_ino), path + name)
         if first == path + name:
             return False
-        os.link(first, name, src_dir_fd=self._root_fd, dst_dir_fd=copy_fd, follow_symlinks=False)
+        # Step by step: this path may be longer than a system call takes.
+        above, _, first_name = first.rpartition("/")
+        first_fd = reach(self._root_fd, above)
+        try:
+            os.link(first_name, name, src_dir_fd=first_fd, dst_dir_fd=copy_fd, follow_symlinks=False)
+        finally:
+            os.close(first_fd)
         return True
 
     def _copy_data(self, source: int, copy: int, size_bytes: int, path: str) -> None:

@@ -9,7 +9,7 @@ from snapmgr.copystore.copying import FolderCopy, OpenFolder
 from snapmgr.copystore.durability import flush
 from snapmgr.copystore.place import unsuitable
 from snapmgr.tree.entries import Entry, entries, subfolder
-from snapmgr.tree.walk import FOLDER_FLAGS
+from snapmgr.tree.walk import FOLDER_FLAGS, reach
 
 __all__ = [
     "DATA",
@@ -26,6 +26,7 @@ __all__ = [
     "clone_beside",
     "entries",
     "flush",
+    "reach",
     "read",
     "subfolder",
     "unsuitable",

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import pwd
 import secrets
+import stat
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
@@ -270,8 +271,11 @@ def _complete(catalog: Catalog, record: RestoreRecord, dest_fd: int, hidden_fd: 
             root = os.fstat(root_fd)
         finally:
             os.close(root_fd)
+        # Everybody but root needs these rights to remove the hidden folder.
+        os.fchmod(dest_fd, stat.S_IMODE(root.st_mode) | stat.S_IRWXU)
     remove_hidden(dest_fd, record.hidden)
     if root is not None:
+        os.fchmod(dest_fd, stat.S_IMODE(root.st_mode))
         os.utime(dest_fd, ns=(root.st_atime_ns, root.st_mtime_ns))
     os.fsync(dest_fd)
     catalog.drop_restoration(record)

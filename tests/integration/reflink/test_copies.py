@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,31 @@ def test_a_writer_is_noticed(lab: FolderLab) -> None:
         with pytest.raises(FireError, match="changed or vanished"):
             armed.fire(time.monotonic() + 60)
         assert processes.succeeds(pid)
+
+
+def test_hard_links_of_a_file_whose_path_is_too_long_for_a_call(lab: FolderLab) -> None:
+    origin = lab.make_origin()
+    names = [f"{number:02}" + "x" * 250 for number in range(20)]
+    with ExitStack() as stack:
+        fd = opened(stack, origin)
+        for name in names:
+            os.mkdir(name, dir_fd=fd)
+            fd = opened(stack, name, fd)
+        os.close(os.open("one", os.O_WRONLY | os.O_CREAT, 0o640, dir_fd=fd))
+        os.link("one", "other", src_dir_fd=fd, dst_dir_fd=fd)
+        ref = lab.take_one(origin)
+        copy = opened(stack, store_of(lab) / ref.name / "data")
+        for name in names:
+            copy = opened(stack, name, copy)
+        one, other = (os.stat(name, dir_fd=copy).st_ino for name in ("one", "other"))
+        assert one == other
+
+
+def opened(stack: ExitStack, path: Path | str, above: int | None = None) -> int:
+    """Open a folder until the stack ends."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=above)
+    stack.callback(os.close, fd)
+    return fd
 
 
 def test_bind_mount_of_the_same_file_system_is_left_out(lab: FolderLab) -> None:

@@ -258,6 +258,7 @@ def test_somebody_who_is_not_root_restores_his_own():
         (data / "open").write_text("y" * 9000)
         os.link(data / "open", data / "closed/again")
         (data / "closed").chmod(0o555)
+        data.chmod(0o500)
         config = folder / "snapmgr.toml"
         config.write_text(
             f'state_dir = "{folder}/state"\nscratch_dir = "{folder}/scratch"\n'
@@ -277,6 +278,8 @@ def test_somebody_who_is_not_root_restores_his_own():
             done = run("restore", "latest", dest)
             assert done.returncode == 0, done.stderr
             trees.same(trees.fingerprint(data), trees.fingerprint(dest))
+            assert dest.stat().st_mode == data.stat().st_mode
+            assert sorted(os.listdir(dest)) == ["closed", "open"]
         done = run("restore", "latest", "/usr/not-allowed")
         assert done.returncode == 7
         assert "no permission to write to /usr/not-allowed" in done.stderr
