@@ -271,8 +271,9 @@ def _complete(catalog: Catalog, record: RestoreRecord, dest_fd: int, hidden_fd: 
             root = os.fstat(root_fd)
         finally:
             os.close(root_fd)
-        # Everybody but root needs these rights to remove the hidden folder.
-        os.fchmod(dest_fd, stat.S_IMODE(root.st_mode) | stat.S_IRWXU)
+        if os.geteuid() != 0:
+            # Everybody but root needs these rights to remove the hidden folder.
+            os.fchmod(dest_fd, stat.S_IMODE(root.st_mode) | stat.S_IRWXU)
     remove_hidden(dest_fd, record.hidden)
     if root is not None:
         os.fchmod(dest_fd, stat.S_IMODE(root.st_mode))
