@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import sys
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -39,6 +40,7 @@ _BELIEVED_S = 3600.0
 _TICK_NS = 2 * 10**8
 _PATIENCE_S = 2.0
 _MAX_BYTES = 1 << 16
+_FS_IOC_GETVERSION = 0x80087601
 
 
 class Mark(Struct, frozen=True, kw_only=True):
@@ -51,8 +53,8 @@ class Mark(Struct, frozen=True, kw_only=True):
     """By the system's clock, like the file's change time."""
     looked_s: float
     """When somebody looked; on the clock of this boot."""
-    folder: int
-    """Inode of the folder of the snapshots."""
+    folder: tuple[int, int]
+    """Inode of the folder of the snapshots, and that inode's generation: ext4 gives the next folder the same inode."""
     pools: tuple[Pool, ...] = ()
     number: int = 0
 
@@ -176,7 +178,7 @@ def leave_mark(fd: int, snapshots: Path, looked_s: float, *, pools: tuple[Pool, 
             boot_id=boot_id(),
             written_ns=time.time_ns(),
             looked_s=looked_s,
-            folder=snapshots.stat().st_ino,
+            folder=_identity(snapshots),
             pools=pools,
             number=number,
         )
@@ -204,10 +206,21 @@ def _read(fd: int, snapshots: Path) -> Mark | None:
             and mark.boot_id == boot_id()
             and abs(status.st_ctime_ns - mark.written_ns) < _TICK_NS
             and 0 <= _boot_s() - mark.looked_s < _BELIEVED_S
-            and mark.folder == snapshots.stat().st_ino
+            and mark.folder == _identity(snapshots)
         ):
             return mark
     return None
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        generation = bytearray(8)
+        with suppress(OSError):  # it has none
+            fcntl.ioctl(fd, _FS_IOC_GETVERSION, generation)
+        return os.fstat(fd).st_ino, int.from_bytes(generation[:4], sys.byteorder)
+    finally:
+        os.close(fd)
 
 
 def _boot_s() -> float:

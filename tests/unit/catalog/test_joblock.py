@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -161,6 +162,18 @@ def _snapshots_restored(state: Path, _patch: pytest.MonkeyPatch) -> None:
     kept.rename(state / "snapshots")
 
 
+def _snapshots_restored_in_the_same_inode(_state: Path, patch: pytest.MonkeyPatch) -> None:
+    # As on ext4, which tells the new folder from the old one by the generation alone.
+    real = fcntl.ioctl
+
+    def another(fd: int, request: int, into: bytearray) -> None:
+        with suppress(OSError):
+            real(fd, request, into)
+        into[0] ^= 1
+
+    patch.setattr(fcntl, "ioctl", another)
+
+
 def _lock_restored_later(state: Path, _patch: pytest.MonkeyPatch) -> None:
     content = (state / LOCK).read_bytes()
     time.sleep(0.25)
@@ -184,6 +197,7 @@ def _of_others(state: Path, _patch: pytest.MonkeyPatch) -> None:
         _after_an_hour,
         _all_restored,
         _snapshots_restored,
+        _snapshots_restored_in_the_same_inode,
         _lock_restored_later,
         _holder_could_not_remove_it,
         _of_others,
