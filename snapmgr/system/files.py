@@ -94,15 +94,20 @@ def write_files(contents: Mapping[Path, bytes]) -> dict[Path, CatalogError]:
             return False
         return True
 
-    written = [
-        path
-        for path, data in contents.items()
-        if attempt((path,), partial(_write, _fresh(path), data, 0o600, flush=False))
-    ]
-    if written and attempt(written, partial(_sync_file_system, written[0].parent)):
-        renamed = [path for path in written if attempt((path,), partial(_fresh(path).rename, path))]
-        if renamed:
-            attempt(renamed, partial(_sync_file_system, renamed[0].parent))
+    from snapmgr.system.kernel import sync_file_system  # noqa: PLC0415 - only a batch needs it
+
+    # From here on: a flush reports the writes that were lost since its descriptor was opened.
+    with _opened(next(iter(contents)).parent) as fd:
+        flush = partial(sync_file_system, fd)
+        written = [
+            path
+            for path, data in contents.items()
+            if attempt((path,), partial(_write, _fresh(path), data, 0o600, flush=False))
+        ]
+        if written and attempt(written, flush):
+            renamed = [path for path in written if attempt((path,), partial(_fresh(path).rename, path))]
+            if renamed:
+                attempt(renamed, flush)
     return errors
 
 
@@ -169,13 +174,6 @@ def _is_synced_whole(folder: Path) -> bool:
     with suppress(OSError), _opened(folder) as fd:
         return syncs_as_a_whole(fd)
     return False
-
-
-def _sync_file_system(folder: Path) -> None:
-    from snapmgr.system.kernel import sync_file_system  # noqa: PLC0415 - only a batch needs it
-
-    with _opened(folder) as fd:
-        sync_file_system(fd)
 
 
 @contextmanager
