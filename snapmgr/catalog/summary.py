@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 Result = Literal["passed", "partly", "failed"]
 """`Verification.result`."""
 
-_pool = cache(Pool)
+
+@cache
+def _pool(backend: str, pool_id: str, hint: str) -> Pool:
+    return Pool(backend=backend, id=pool_id, hint=hint)
 
 
 class StoredPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -33,7 +36,7 @@ class StoredPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def pool(self) -> Pool:
         """The pool that holds it."""
-        return _pool(backend=self.backend, id=self.pool_id, hint=self.pool_hint)
+        return _pool(self.backend, self.pool_id, self.pool_hint)
 
     @property
     def identity(self) -> tuple[str, str, str]:

@@ -126,12 +126,20 @@ def test_a_listing_loads_no_storage_and_no_server(tmp_path):
 
 def test_a_directory_backup_loads_few_modules():
     loaded = _loaded("import snapmgr.jobrun, snapmgr.backup.run, snapmgr.context, snapmgr.source.locate")
-    assert len(_ours(loaded)) <= 56, _ours(loaded)
+    assert len(_ours(loaded)) <= 55, _ours(loaded)
+    # It starts no program.
+    assert not {"subprocess", "shlex", "snapmgr.system.command"} & loaded
     others = ("bench", "cli", "doctor", "keep", "restore", "trace", "verify", "physical", "mysql", "retention")
     assert {name for name in loaded if name.startswith(tuple(f"snapmgr.{room}" for room in others))} == set()
     assert {name for name in loaded if name.startswith("snapmgr_")} == set()
     # What took the time: classes built from text, a scan of all installed packages, unused compressors and sockets.
     assert not {"dataclasses", "importlib.metadata", "email", "lzma", "socket", "logging", "csv", "fractions"} & loaded
+
+
+def test_a_backend_loads_what_makes_storage_when_it_makes_some():
+    code = "import snapmgr_btrfs, snapmgr.cli.running, snapmgr.context, snapmgr.api as api"
+    assert not {"snapmgr.system.provisioning", "snapmgr.system.command", "subprocess"} & _loaded(code)
+    assert "snapmgr.system.provisioning" in _loaded(f"{code}; [getattr(api, name) for name in api.__all__]")
 
 
 def test_the_backup_of_a_server_loads_few_modules():
