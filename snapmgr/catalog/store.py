@@ -59,7 +59,7 @@ __all__ = ["Catalog", "Entry", "attached_error"]
 
 _NUMBER = "number"
 # Files whose writer was killed before the rename.
-_BEGUN = re.compile(r"\.(manifest|verified)\.json\.\d+")
+_BEGUN = r"\.(manifest|verified)\.json\.\d+"
 
 
 class _Numbered(msgspec.Struct):
@@ -267,7 +267,7 @@ class Catalog(RecordFolders):
         for snapshot_id in snapshot_ids:
             folder = self._snapshots / snapshot_id
             with suppress(FileNotFoundError):
-                begun = [name for name in os.listdir(folder) if _BEGUN.fullmatch(name)]
+                begun = [name for name in os.listdir(folder) if re.fullmatch(_BEGUN, name)]
                 # The manifest last, so that the snapshot is known until then.
                 for name in (*begun, "tool.log", "verified.json", "manifest.json"):
                     (folder / name).unlink(missing_ok=True)

@@ -1,7 +1,5 @@
 """Holds what lists, plans and checks need of a snapshot; the index stores it, so that they need not read manifests."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Literal
@@ -95,7 +93,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fal
         return self.result == "failed"
 
 
-def summarize(entry: Entry) -> Summary:
+def summarize(entry: "Entry") -> Summary:
     """Return the summary of a snapshot."""
     manifest, verification = entry.manifest, entry.verification
     parts = [
