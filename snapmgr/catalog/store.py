@@ -109,7 +109,9 @@ class Catalog(RecordFolders):
             claim(self.path)
         except OSError as error:
             raise CatalogError(f"cannot write to {self.path}: {error.strerror}", hint=space_hint(error)) from None
-        for path in (*self._leases.glob(".*.json.*"), *self.path.glob(".machine.*")):
+        begun = [self._leases / name for name in os.listdir(self._leases) if name[0] == "." and ".json." in name]
+        begun += [self.path / name for name in os.listdir(self.path) if name.startswith(".machine.")]
+        for path in begun:
             if is_abandoned(path):
                 path.unlink(missing_ok=True)
 
