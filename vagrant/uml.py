@@ -82,6 +82,7 @@ def arguments() -> argparse.Namespace:
     add("--keep", metavar="FOLDER", type=Path, help="a folder that the guest writes to as well ($SNAPMGR_GUEST_KEEP)")
     add("--memory", metavar="SIZE", type=size, default=size("2G"), help="default: 2G; 1G is enough without a server")
     add("--time-limit", metavar="SECONDS", type=float, default=900.0, help="default: 900")
+    add("--silence", metavar="SECONDS", type=float, help="kill a guest that prints nothing for so long")
     add("--processor", metavar="N", type=int, help="the one that the guest runs on, 0 or more (default: any one)")
     add(
         "--preload",
@@ -271,8 +272,8 @@ class Streams:
         self.ends = (ends[0], ends[1], ends[2])
         self.tail = b""
 
-    def copy(self, deadline: float, keeper: int, work: Path) -> bool:
-        """Copy until all has been said; False if that takes beyond `deadline`.
+    def copy(self, deadline: float, silence_s: float, keeper: int, work: Path) -> bool:
+        """Copy until all has been said; False if that takes beyond `deadline`, or nothing is said for `silence_s`.
 
         Should somebody kill the keeper, its guest is killed, or its processes would keep the streams open.
         """
@@ -281,8 +282,7 @@ class Streams:
         for source in self._sources:
             poll.register(source, select.POLLIN)
         while self._sources:
-            ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            if not ready:
+            if not (ready := poll.poll(min(max(0.0, deadline - time.monotonic()), silence_s) * 1000)):
                 return False
             for source, _ in ready:
                 if source == keeper:
@@ -340,8 +340,11 @@ def run(options: argparse.Namespace) -> int:
         os.close(fd)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-        if not streams.copy(time.monotonic() + options.time_limit, os.pidfd_open(keeper), work):
-            say(f"{options.name} did not end within {options.time_limit:g} s and was killed", streams.tail)
+        deadline, silence_s = time.monotonic() + options.time_limit, options.silence or options.time_limit
+        if not streams.copy(deadline, silence_s, os.pidfd_open(keeper), work):
+            late = time.monotonic() >= deadline
+            why = f"did not end within {options.time_limit:g} s" if late else f"printed nothing for {silence_s:g} s"
+            say(f"{options.name} {why} and was killed", streams.tail)
             return TIMED_OUT
         if (work / "late").exists():
             say(f"{options.name} was near its time limit of {options.time_limit:g} s, so its command was ended")
