@@ -186,7 +186,7 @@ class BtrfsBackend:
         for pool in pools:
             with self._top(pool, write=False) as top, filesystem.opened_folder(top) as folder_fd:
                 if folder_fd is not None:
-                    found += inventory.read(lib, folder_fd, pool, top)
+                    found += inventory.read(lib, folder_fd, pool, top, notes=True)
         return tuple(found)
 
     def annotate(self, ref: SnapshotRef, note: bytes) -> None:
