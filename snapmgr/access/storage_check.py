@@ -35,7 +35,7 @@ def check_storage(
     silent: set[Pool] = set()
     for pool in dict.fromkeys(ref.pool for manifest in manifests for ref in manifest.refs):
         try:
-            found = seen[pool] if pool in seen else ctx.backend(pool.backend).inventory((pool,))
+            found = seen[pool] if pool in seen else ctx.backend(pool.backend).inventory((pool,), notes=False)
             lost |= lost_members(ctx, pool)
         except SnapmgrError as error:
             ctx.tell(f"warning: {error.message}")
@@ -54,7 +54,8 @@ def remaining_ids(ctx: Context, manifests: Iterable[Manifest]) -> set[str]:
     left: set[str] = set()
     for pool in dict.fromkeys(intent.pool for manifest in manifests for intent in manifest.intents):
         try:
-            left |= {one.snapshot_id for one in ctx.backend(pool.backend).inventory((pool,)) if one.snapshot_id}
+            found = ctx.backend(pool.backend).inventory((pool,), notes=False)
+            left |= {one.snapshot_id for one in found if one.snapshot_id}
         except SnapmgrError as error:
             ctx.tell(f"warning: {error.message}")
             left |= {one.id for one in manifests if any(intent.pool == pool for intent in one.intents)}

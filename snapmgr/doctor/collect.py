@@ -174,7 +174,7 @@ def pools_at(ctx: Context, path: str) -> tuple[Pool, ...]:
                 if isinstance(volume, NotMine)
                 else volume.pool
             )
-            backend.inventory((pool,))
+            backend.inventory((pool,), notes=False)
             answered.append(pool)
         except SnapmgrError as error:
             refusals.append(f"{plugin.name}: {error.message}")

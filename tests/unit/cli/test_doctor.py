@@ -38,7 +38,7 @@ class _Storage:
     def missing(self):
         return ()
 
-    def inventory(self, _pools):
+    def inventory(self, _pools, *, notes=True):  # noqa: ARG002
         if not self.found:
             raise StorageError("the pool is not there")
         return self.found
