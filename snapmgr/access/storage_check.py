@@ -69,12 +69,12 @@ def _judge(
     lost: set[tuple[str, str, str]],
     silent: set[Pool],
 ) -> Presence:
-    refs = manifest.refs
-    if any(ref.pool in silent for ref in refs):
+    if silent and any(ref.pool in silent for ref in manifest.refs):
         return "unknown"
-    existing = sum(ref.identity in held or ref.identity in altered for ref in refs)
-    if existing == len(refs):
-        if any(ref.identity in lost for ref in refs):
-            return "lost"
-        return "altered" if any(ref.identity in altered for ref in refs) else "complete"
-    return "incomplete" if existing else "gone"
+    identities = {ref.identity for ref in manifest.refs}
+    missing = identities - held - altered
+    if missing:
+        return "gone" if missing == identities else "incomplete"
+    if identities & lost:
+        return "lost"
+    return "altered" if identities & altered else "complete"
