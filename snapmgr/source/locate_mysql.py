@@ -68,11 +68,13 @@ def refuse_new_places(source: SnapshotSource) -> None:
     """
     if source.layout is None:
         return
-    held = {path for share in source.shares for path in share.places}
-    refuse_new_folders(read_files(source.layout.datadir).folders() - held - {*source.absent, *source.layout.scratch})
     if source.live is not None and source.choice is not None and source.choice.level == "global-read-lock":
+        # It looks at the datadir's files too.
         with connect(source.live.credentials) as connection:
             source.live.check(connection)
+        return
+    held = {path for share in source.shares for path in share.places}
+    refuse_new_folders(read_files(source.layout.datadir).folders() - held - {*source.absent, *source.layout.scratch})
 
 
 def _read_stopped(datadir: str) -> ServerLayout:
