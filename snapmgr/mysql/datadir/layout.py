@@ -72,8 +72,8 @@ _TABLESPACE_TABLES = (
 )
 # The system tablespace, whose paths are relative to its own folder, and the temporary one, which nobody needs.
 _NOT_LISTED = "(0, 4294967293, 4294967294)"
-_PARTITION = re.compile(r"#p#.*", re.IGNORECASE)
-_DATA_FILE = re.compile(r"\s*(?P<path>.+?):\d")
+_PARTITION = r"(?i)#p#.*"
+_DATA_FILE = r"\s*(?P<path>.+?):\d"
 
 
 class DataPlace(Struct, frozen=True, kw_only=True):
@@ -199,7 +199,7 @@ def gather(found: list[DataPlace], datadir: str, foreign: tuple[str, ...] = ()) 
 
 def data_files(data_file_path: str) -> tuple[str, ...]:
     """Given innodb_data_file_path ("ibdata1:12M;/b/ibdata2:1G:autoextend"), return its paths."""
-    parts = (_DATA_FILE.match(part) for part in data_file_path.split(";"))
+    parts = (re.match(_DATA_FILE, part) for part in data_file_path.split(";"))
     return tuple(match["path"] for match in parts if match)
 
 
@@ -320,7 +320,7 @@ class _Scan:
         stem, extension = os.path.splitext(name)
         if extension in ENGINE_FILES and schema not in SYSTEM_SCHEMAS:
             tables = self.engine_files.setdefault(ENGINE_FILES[extension], set())
-            tables.add(f"{schema}/{_PARTITION.sub('', stem)}")
+            tables.add(f"{schema}/{re.sub(_PARTITION, '', stem)}")
 
 
 def _device(entry: os.DirEntry[str], if_gone: int) -> int:
