@@ -205,7 +205,7 @@ def _mark_ready(ctx: Context, entry: Entry) -> None:
 def _remove_remains(ctx: Context, entry: Entry) -> None:
     require_storage_answers(ctx, entry.manifest)
     backend = ctx.backend(entry.manifest.backend)
-    for found in backend.inventory(intended_pools(entry.manifest)):
+    for found in backend.inventory(intended_pools(entry.manifest), notes=False):
         if found.ref is not None and is_of(summarize(entry), found):
             backend.delete(found.ref)
 

@@ -71,8 +71,8 @@ def plan_prune(ctx: Context, job: Job, now: datetime, seen: dict[Pool, tuple[Fou
     policy = Policy(**msgspec.structs.asdict(job.retention))
     presences = check_storage(ctx, ready, seen)
     existing = {snapshot_id for snapshot_id, presence in presences.items() if presence == "complete"}
-    of_all = plan(candidates, policy, now)
     of_existing = plan([one for one in candidates if one.id in existing], policy, now)
+    of_all = plan(candidates, policy, now) if len(existing) < len(candidates) else of_existing
     altered = {snapshot_id for snapshot_id, presence in presences.items() if presence == "altered"}
     here = existing | altered
     taken_at = {one.id: (one.taken_at, one.id) for one in candidates}
