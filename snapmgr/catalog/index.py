@@ -6,7 +6,7 @@ does not fit is read again. So an index that is lost, damaged, old, of another v
 and nothing else; hence writers of manifests do not touch it, it is not fsynced, and it is replaced in place, as its
 checksum tells a half-written one.
 
-Nothing writes it while a state directory holds few snapshots.
+Nothing writes it while a state directory holds few snapshots. What a command had to read, it keeps for its next look.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class Index:
         self._folder = folder
         self._load = load
         self._known: dict[str, _Known] | None = None
+        self._fresh: dict[str, _Known] = {}
+        """What was read since, for the next look of this command: it counts as long as what the index says."""
 
     def look(
         self, job: str | None, until: Callable[[Summary], bool] | None = None
@@ -81,7 +83,6 @@ class Index:
         found, stamps = self._fitting(known, names, until)
         # Their stamps come first: if one changes while it is read, they do not fit the next time.
         stamps |= {name: (None, None) for name in others if name.startswith(start)}
-        fresh: dict[str, _Known] = {}
         damaged: list[Damaged] = []
         for name, seen in sorted(stamps.items()):
             one = self._summarized(name)
@@ -90,11 +91,13 @@ class Index:
             elif one is not None:
                 found.append(one)
                 if all(stamp is None or stamp[1] < settled_ns for stamp in seen):
-                    fresh[name] = _Known(stamps=seen, summary=one)
+                    self._fresh[name] = _Known(stamps=seen, summary=one)
         found.sort(key=_ORDER)
-        if len(fresh) + len(gone) >= WORTH:
-            kept = [one for one in (known | fresh).values() if one.summary.id not in gone]
+        if len(self._fresh) + len(gone) >= WORTH:
+            there = frozenset(folders)
+            kept = [one for name, one in (known | self._fresh).items() if name in there]
             known = {one.summary.id: one for one in sorted(kept, key=lambda one: _ORDER(one.summary))}
+            self._fresh = {}
             self._write(known)
         self._known = known
         return found, damaged
@@ -117,8 +120,11 @@ class Index:
                     found.append(one.summary)
                     if until is not None and until(one.summary):
                         break
-            for name in names - known.keys():
-                stamps[name] = _stamps(name, fd)
+            stamps |= {name: _stamps(name, fd) for name in names - known.keys()}
+        for name in self._fresh.keys() & stamps.keys():
+            if self._fresh[name].stamps == stamps[name]:
+                found.append(self._fresh[name].summary)
+                del stamps[name]
         found.reverse()
         return found, stamps
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import reduce
+from functools import lru_cache, reduce
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
@@ -41,7 +41,16 @@ def backend_names() -> tuple[str, ...]:
 
 def list_plugins() -> tuple[Plugin, ...]:
     """Return every installed backend by name, broken ones with their error."""
-    return tuple(_load_plugin(points) for _, points in sorted(_points().items()))
+    plugins = []
+    for name, points in sorted(_points().items()):
+        backend: type[Backend] | None = None
+        error: SnapmgrError | None = None
+        try:
+            backend = _load(points)
+        except SnapmgrError as raised:
+            error = raised
+        plugins.append(Plugin(name=name, distribution=points[0].distribution, backend=backend, error=error))
+    return tuple(plugins)
 
 
 def load_backend(name: str) -> type[Backend]:
@@ -54,10 +63,7 @@ def load_backend(name: str) -> type[Backend]:
     if name not in points:
         known = ", ".join(sorted(points)) or "none: reinstall snapmgr, as its own backends are missing"
         raise ConfigError(f"there is no backend {name!r}", hint=f"installed backends: {known}")
-    plugin = _load_plugin(points[name])
-    if plugin.error is not None:
-        raise plugin.error
-    return cast("type[Backend]", plugin.backend)
+    return _load(points[name])
 
 
 def make_backend(name: str, config_table: Mapping[str, Any], runner: Runner, mounter: Mounter) -> Backend:
@@ -76,25 +82,59 @@ class _Point(Struct, frozen=True, kw_only=True):
     name: str
     value: str
     """"module:attribute"."""
-    distribution: str
-    """`Plugin.distribution`."""
+    info: str
+    """The metadata folder of the distribution that has it."""
+
+    @property
+    def distribution(self) -> str:
+        """As `Plugin.distribution`; only errors and lists need it, so it is read when it is asked for."""
+        fields: dict[str, str] = {}
+        for line in _lines(os.path.join(self.info, "METADATA")) or _lines(os.path.join(self.info, "PKG-INFO")):
+            key, _, value = line.partition(":")
+            fields.setdefault(key, value.strip())
+        return f"{fields['Name']} {fields.get('Version', '?')}" if "Name" in fields else "an unknown distribution"
+
+    @property
+    def project(self) -> str:
+        """The name of its distribution."""
+        return self.distribution.partition(" ")[0]
+
+    @property
+    def title(self) -> str:
+        """The beginning of an error's message."""
+        return f"the backend {self.name} (of {self.distribution})"
+
+
+_Folder = tuple[str, int]
+"""A folder of modules, and when it was changed last, in ns."""
 
 
 def _points() -> dict[str, list[_Point]]:
+    return _points_in(tuple((folder or ".", _changed_ns(folder or ".")) for folder in dict.fromkeys(sys.path)))
+
+
+def _changed_ns(folder: str) -> int:
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=1)
+def _points_in(folders: tuple[_Folder, ...]) -> dict[str, list[_Point]]:
     found: dict[str, list[_Point]] = {}
     seen: set[str] = set()
-    for folder in dict.fromkeys(sys.path):
+    for folder, _ in folders:
         try:
-            names = sorted(os.listdir(folder or "."))
+            names = sorted(name for name in os.listdir(folder) if name.endswith((".dist-info", ".egg-info")))
         except OSError:
             continue
         for name in names:
-            if name.endswith((".dist-info", ".egg-info")):
-                # As in importlib.metadata: of two versions of a distribution, Python imports the first on its path.
-                project = name.partition("-")[0].lower().replace(".", "_")
-                if project not in seen:
-                    _add_points(found, os.path.join(folder, name))
-                seen.add(project)
+            # As in importlib.metadata: of two versions of a distribution, Python imports the first on its path.
+            project = name.partition("-")[0].lower().replace(".", "_")
+            if project not in seen:
+                _add_points(found, os.path.join(folder, name))
+            seen.add(project)
     return found
 
 
@@ -104,59 +144,38 @@ def _add_points(found: dict[str, list[_Point]], info: str) -> None:
     importlib.metadata does the same, but takes a tenth of a backup's time to be imported.
     """
     section = ""
-    for line in _lines(os.path.join(info, "entry_points.txt")):
+    for line in _lines(os.path.join(info, "entry_points.txt"), among=GROUP):
         if line.startswith("["):
             section = line.strip("[]")
         elif section == GROUP and "=" in line:
             name, value = (part.strip() for part in line.split("=", 1))
-            point = _Point(name=name, value=value, distribution=_distribution(info))
+            point = _Point(name=name, value=value, info=info)
             # An editable install beside a wheel lists the same entry point twice.
             others = found.setdefault(name, [])
-            if point not in others:
+            if not others or (value, point.distribution) not in [(one.value, one.distribution) for one in others]:
                 others.append(point)
 
 
-def _lines(path: str) -> list[str]:
-    """Return the lines of a file, stripped, without comments; none if there is no such file."""
+def _lines(path: str, *, among: str = "") -> list[str]:
+    """Return the lines of a file, stripped, without comments; none if there is no such file, or no `among` in it."""
     try:
-        with open(path, encoding="utf-8") as file:
-            lines = [line.strip() for line in file]
+        with open(path, "rb", buffering=0) as file:
+            text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
+    lines = [line.strip() for line in text.split("\n")] if among in text else []
     return [line for line in lines if line and not line.startswith(("#", ";"))]
 
 
-def _distribution(info: str) -> str:
-    fields: dict[str, str] = {}
-    for line in _lines(os.path.join(info, "METADATA")) or _lines(os.path.join(info, "PKG-INFO")):
-        key, _, value = line.partition(":")
-        fields.setdefault(key, value.strip())
-    return f"{fields['Name']} {fields.get('Version', '?')}" if "Name" in fields else "an unknown distribution"
-
-
-def _project(distribution: str) -> str:
-    """Given "snapmgr 1.0", return "snapmgr"."""
-    return distribution.partition(" ")[0]
-
-
-def _load_plugin(points: list[_Point]) -> Plugin:
-    point = points[0]
-    distribution = point.distribution
-    backend: type[Backend] | None = None
-    error: SnapmgrError | None = None
+def _load(points: list[_Point]) -> type[Backend]:
+    """Return the class of the backend with these entry points. Raises SnapmgrError if it cannot be used."""
     if len(points) > 1:
         rivals = " and ".join(one.distribution for one in points)
-        error = SnapmgrError(f"the backend {point.name} comes from both {rivals}", hint="uninstall one of them")
-    else:
-        try:
-            backend = _checked(_import(point, distribution), point.name, distribution)
-        except SnapmgrError as raised:
-            error = raised
-    return Plugin(name=point.name, distribution=distribution, backend=backend, error=error)
+        raise SnapmgrError(f"the backend {points[0].name} comes from both {rivals}", hint="uninstall one of them")
+    return _checked(_import(points[0]), points[0])
 
 
-def _import(point: _Point, distribution: str) -> object:
-    of = f"the backend {point.name} (of {distribution})"
+def _import(point: _Point) -> object:
     try:
         module, _, attribute = point.value.partition(":")
         return reduce(getattr, attribute.strip().split("."), import_module(module.strip()))
@@ -165,38 +184,42 @@ def _import(point: _Point, distribution: str) -> object:
     except ImportError as error:
         # A package is missing, or a compiled module does not fit this system's libraries.
         raise MissingRequirementError(
-            f"{of} cannot be imported: {error}", hint=f"reinstall {_project(distribution)} with all its requirements"
+            f"{point.title} cannot be imported: {error}", hint=f"reinstall {point.project} with all its requirements"
         ) from error
     except Exception as error:
         # A plugin's import may raise anything; the other backends must stay usable.
         raise SnapmgrError(
-            f"{of} cannot be imported: {type(error).__name__}: {error}",
-            hint=f"report this to the authors of {_project(distribution)}",
+            f"{point.title} cannot be imported: {type(error).__name__}: {error}",
+            hint=f"report this to the authors of {point.project}",
         ) from error
 
 
-def _checked(backend: object, name: str, distribution: str) -> type[Backend]:
+def _checked(backend: object, point: _Point) -> type[Backend]:
     """Return `backend` if it fulfils the contract. Raises SnapmgrError with everything that is missing."""
-    of = f"the backend {name} (of {distribution})"
-    report = f"report this to the authors of {_project(distribution)}; docs/how-to/write-a-backend.md has the contract"
-    if name in _RESERVED:
-        raise SnapmgrError(f"{of} has a name that is reserved in the configuration", hint=report)
-    if not isinstance(backend, type):
-        raise SnapmgrError(f"{of} is not a class but {backend!r}", hint=report)
     version = getattr(backend, "api_version", None)
-    # Checked first, as another version may have other methods.
-    if version is not None and version != API_VERSION:
+    missing = [attribute for attribute in _contract() if not hasattr(backend, attribute)]
+    if point.name in _RESERVED:
+        what = "has a name that is reserved in the configuration"
+    elif not isinstance(backend, type):
+        what = f"is not a class but {backend!r}"
+    elif version is not None and version != API_VERSION:
+        # Before what is missing, as another version may have other methods.
         newer = isinstance(version, int) and version > API_VERSION
         raise SnapmgrError(
-            f"{of} is written for version {version} of the backend interface; this snapmgr has version {API_VERSION}",
-            hint="upgrade snapmgr" if newer else f"upgrade {_project(distribution)}",
+            f"{point.title} is written for version {version} of the backend interface; this snapmgr has version "
+            f"{API_VERSION}",
+            hint="upgrade snapmgr" if newer else f"upgrade {point.project}",
         )
-    missing = [attribute for attribute in _contract() if not hasattr(backend, attribute)]
-    if missing:
-        raise SnapmgrError(f"{of} does not define {', '.join(missing)}", hint=report)
-    if getattr(backend, "name", None) != name:
-        raise SnapmgrError(f"{of} calls itself {getattr(backend, 'name', None)!r}", hint=report)
-    return backend
+    elif missing:
+        what = f"does not define {', '.join(missing)}"
+    elif getattr(backend, "name", None) != point.name:
+        what = f"calls itself {getattr(backend, 'name', None)!r}"
+    else:
+        return backend
+    raise SnapmgrError(
+        f"{point.title} {what}",
+        hint=f"report this to the authors of {point.project}; docs/how-to/write-a-backend.md has the contract",
+    )
 
 
 def _contract() -> list[str]:

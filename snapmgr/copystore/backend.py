@@ -248,12 +248,12 @@ class CopyStoreBackend(ABC):
                     self.settle_copy(folder, ref.pool, deadline)
                     folder.advance("made", "complete", durable=True)
 
-    def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
+    def inventory(self, pools: tuple[Pool, ...], *, notes: bool = True) -> tuple[Found, ...]:
         """Read the copy folders of each store."""
         listed: list[Found] = []
         for pool in pools:
             with self._pool(pool) as store:
-                described = (describe(folder, pool) for folder in folders(store))
+                described = (describe(folder, pool, note=notes) for folder in folders(store))
                 listed += [one for one in described if one is not None]
         return tuple(listed)
 

@@ -9,8 +9,6 @@ from msgspec.structs import replace
 
 from snapmgr.mysql.connect.client import connect
 from snapmgr.mysql.datadir.layout import DataPlace, read_files
-from snapmgr.mysql.datadir.tablespace import tablespaces_elsewhere
-from snapmgr.mysql.lock.freeze import refuse_unsafe
 from snapmgr.mysql.lock.levels import LockNeeds, choose
 from snapmgr.source.located import SnapshotSource
 from snapmgr.source.server import probe_server, refuse_new_folders
@@ -33,6 +31,8 @@ def locate_mysql(ctx: Context, job: Job) -> SnapshotSource:
         live = probe_server(job)
         live.abilities.refuse_cluster()
         if freeze:
+            from snapmgr.mysql.lock.freeze import refuse_unsafe  # noqa: PLC0415 - few jobs freeze their server
+
             refuse_unsafe(live.process, job.lock_hold_s)
         layout = live.layout
     # If the server does not write, file-by-file copies and one volume after another are consistent.
@@ -68,14 +68,18 @@ def refuse_new_places(source: SnapshotSource) -> None:
     """
     if source.layout is None:
         return
-    held = {path for share in source.shares for path in share.places}
-    refuse_new_folders(read_files(source.layout.datadir).folders() - held - {*source.absent, *source.layout.scratch})
     if source.live is not None and source.choice is not None and source.choice.level == "global-read-lock":
+        # It looks at the datadir's files too.
         with connect(source.live.credentials) as connection:
             source.live.check(connection)
+        return
+    held = {path for share in source.shares for path in share.places}
+    refuse_new_folders(read_files(source.layout.datadir).folders() - held - {*source.absent, *source.layout.scratch})
 
 
 def _read_stopped(datadir: str) -> ServerLayout:
+    from snapmgr.mysql.datadir.tablespace import tablespaces_elsewhere  # noqa: PLC0415 - a live server tells them
+
     layout = read_files(datadir)
     elsewhere = {place.path for place in layout.places}
     found = [DataPlace(what="tablespace", path=path) for path in tablespaces_elsewhere(datadir) - elsewhere]

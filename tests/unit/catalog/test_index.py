@@ -184,6 +184,52 @@ def test_few_snapshots_need_no_index(tmp_path: Path, settled: None) -> None:  # 
     assert not (catalog.path / "index").exists()
 
 
+def test_few_snapshots_are_read_once_in_a_command(
+    tmp_path: Path,
+    settled: None,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = filled(tmp_path / "state", 5)
+    expected = truth(seen.path)[0]
+    assert list(seen.summaries()[0]) == expected
+    with reading_nothing(monkeypatch):
+        assert list(seen.summaries()[0]) == expected
+        assert [one.id for one in seen.summaries("nightly")[0]] == [manifest(number).id for number in range(5)]
+    changed = numbered(3, 3, state="broken", reason="why")
+    put(seen, changed)
+    seen.forget(manifest(1).id)
+    seen.write_verification(manifest(2).id, Verification(at=NOW, result="failed", duration_s=1))
+    with reading_nothing(monkeypatch, {changed.id, manifest(2).id}):
+        found = seen.summaries()[0]
+    assert list(found) == truth(seen.path)[0]
+    assert [(one.state, one.result) for one in found] == [
+        ("ready", None),
+        ("ready", "failed"),
+        ("broken", None),
+        ("ready", None),
+    ]
+
+
+def test_what_a_commands_looks_read_adds_up_until_it_is_worth_an_index(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(catalog.path)
+    old = (catalog.path / "index").read_bytes()
+    seen = Catalog(catalog.path)
+    seen.summaries()
+    for number in range(index.WORTH + 2):
+        put(catalog, numbered(number, number, pinned=True))
+        if number == index.WORTH // 2:
+            # Read by one look, and gone before the index is written.
+            seen.summaries()
+            assert (catalog.path / "index").read_bytes() == old
+            shutil.rmtree(catalog.path / "snapshots" / manifest(0).id)
+    seen.summaries()
+    expected = truth(catalog.path)
+    with reading_nothing(monkeypatch):
+        assert told(catalog.path) == expected
+
+
 def test_what_was_just_written_is_read_again(tmp_path: Path) -> None:
     # Within a tick of the clock a file can change and keep its change time.
     catalog = filled(tmp_path / "state")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from textwrap import dedent
 import pytest
 
 from snapmgr.api import API_VERSION, Backend
+from snapmgr.config import plugins
 from snapmgr.config.plugins import _contract, _points, list_plugins, load_backend, make_backend
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, SnapmgrError
 
@@ -61,6 +63,8 @@ def install(tmp_path, monkeypatch):
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
         (info / "entry_points.txt").write_text(f"[snapmgr.backends]\n{name} = {module}:{attribute}\n")
+        # Within a tick of the clock the folder's time does not change.
+        plugins._points_in.cache_clear()
         return module
 
     yield install
@@ -242,3 +246,23 @@ def test_an_entry_point_is_read_as_importlib_metadata_reads_it(install, tmp_path
     monkeypatch.setattr(sys, "path", [*sys.path, str(older)])
     assert [one.distribution for one in _points()["good"]] == ["Some.Dist 1.2"]
     assert len(entry_points(group="snapmgr.backends", name="good")) == 1
+
+
+def test_a_second_use_looks_for_no_packages_again_until_one_is_installed(install, tmp_path, monkeypatch):
+    install("good", GOOD)
+    assert "good" in plugins.backend_names()
+    looked = []
+    monkeypatch.setattr(plugins, "_add_points", lambda _found, info: looked.append(info))
+    assert load_backend("good").name == "good"
+    assert looked == []
+    (tmp_path / "new-1.0.dist-info").mkdir()
+    os.utime(tmp_path, ns=(0, 0))
+    assert "good" not in plugins.backend_names()
+    assert str(tmp_path / "new-1.0.dist-info") in looked
+
+
+def test_the_names_of_packages_are_read_for_errors_and_lists_alone(install, monkeypatch):
+    install("good", GOOD)
+    monkeypatch.setattr(plugins._Point, "distribution", property(lambda _self: pytest.fail("METADATA was read")))
+    assert load_backend("good").name == "good"
+    assert "good" in plugins.backend_names()
