@@ -112,10 +112,9 @@ def plan(snapshots: Iterable[Candidate], policy: Policy, now: datetime) -> Prune
     """
     newest_first = _sorted(snapshots, now)
     reasons = _reasons(newest_first, policy, now)
-    decisions = [Decision(id=one.id, reasons=tuple(reasons[one.id])) for one in newest_first]
     gone = [one for one in newest_first if not reasons[one.id]]
     return PrunePlan(
-        keep=tuple(one for one in decisions if one.reasons),
+        keep=tuple(Decision(id=one.id, reasons=tuple(reasons[one.id])) for one in newest_first if reasons[one.id]),
         delete=tuple(Decision(id=one.id, reasons=(_FAILED if one.failed else "no rule keeps it",)) for one in gone),
     )
 

@@ -38,6 +38,7 @@ DISK = "/dev/ubda"
 IN_MEMORY, ON_DISK = "/dev/shm", "/var/tmp"  # noqa: S108 - mkdtemp makes a folder of its own in them
 NO_STATUS, TIMED_OUT, LACKING = 99, 124, 7
 CONSOLE_LINES = 40
+WAKE_MS = 5000
 # So long before its time limit the command gets SIGTERM: it may say how far it came.
 TERM_GRACE_S = 20.0
 PR_SET_PDEATHSIG = 1
@@ -76,19 +77,13 @@ def arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--disk", metavar="FILE", type=Path, help="the scratch disk: kept, and made if absent; boot twice for a reboot")
-    add(
-        "--disk-size", metavar="SIZE", type=size, default=size("8G"), help="of a new, sparse scratch disk (default: 8G)"
-    )
+    add("--disk-size", metavar="SIZE", type=size, default=size("8G"), help="of a new, sparse one (default: 8G)")
     add("--keep", metavar="FOLDER", type=Path, help="a folder that the guest writes to as well ($SNAPMGR_GUEST_KEEP)")
     add("--memory", metavar="SIZE", type=size, default=size("2G"), help="default: 2G; 1G is enough without a server")
     add("--time-limit", metavar="SECONDS", type=float, default=900.0, help="default: 900")
+    add("--silence", metavar="SECONDS", type=float, help="kill a guest that prints nothing for so long")
     add("--processor", metavar="N", type=int, help="the one that the guest runs on, 0 or more (default: any one)")
-    add(
-        "--preload",
-        metavar="LIBRARY",
-        type=Path,
-        help="loaded into the guest's kernel, which gets our $SNAPMGR_LAB_… as well: for a disk of tests/lab/disk",
-    )
+    add("--preload", metavar="LIBRARY", type=Path, help="loaded into the guest's kernel: for a disk of tests/lab/disk")
     add("--udev", action="store_true", help="run systemd-udevd in the guest, and LVM with the distribution's settings")
     add("--name", default="guest", help="what messages call it")
     add("--console", action="store_true", help="print the kernel's messages as well, to stderr")
@@ -112,20 +107,16 @@ def check(options: argparse.Namespace) -> str:
 
 def work_base(memory: int) -> str:
     """Return where the guest's memory and scratch disk go: in memory if there is room for both, else /var/tmp."""
-    try:
+    with contextlib.suppress(OSError):
         room = os.statvfs(IN_MEMORY)
-    except OSError:
-        return ON_DISK
-    return IN_MEMORY if room.f_bavail * room.f_frsize >= 2 * memory else ON_DISK
+        return IN_MEMORY if room.f_bavail * room.f_frsize >= 2 * memory else ON_DISK
+    return ON_DISK
 
 
 def make_disk(path: Path, size_bytes: int) -> None:
     """Make the sparse file `path` unless it is there."""
-    try:
-        with path.open("xb") as file:
-            file.truncate(size_bytes)
-    except FileExistsError:
-        return
+    with contextlib.suppress(FileExistsError), path.open("xb") as file:
+        file.truncate(size_bytes)
 
 
 def fill(work: Path, options: argparse.Namespace, keep: Path | None) -> None:
@@ -240,7 +231,8 @@ def keep_guest(
         poll = select.poll()
         poll.register(os.pidfd_open(guest.pid), select.POLLIN)
         poll.register(lifeline, select.POLLIN)
-        poll.poll()
+        while not poll.poll(WAKE_MS):
+            wake(guest.pid)
         # Also after its own end: each process in the guest is one here, of the same group.
         os.killpg(guest.pid, signal.SIGKILL)
         guest.wait()
@@ -248,6 +240,13 @@ def keep_guest(
         os.read(lifeline, 1)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def wake(kernel: int) -> None:
+    """Send the guest's kernel its timer's signal, if it handles that: once it has lost one, it waits for ever."""
+    caught = re.search(r"^SigCgt:\t(.+)", Path(f"/proc/{kernel}/status").read_text(), re.MULTILINE)
+    if caught and int(caught[1], 16) >> (signal.SIGALRM - 1) & 1:
+        os.kill(kernel, signal.SIGALRM)
 
 
 def kill_group(work: Path) -> None:
@@ -271,8 +270,8 @@ class Streams:
         self.ends = (ends[0], ends[1], ends[2])
         self.tail = b""
 
-    def copy(self, deadline: float, keeper: int, work: Path) -> bool:
-        """Copy until all has been said; False if that takes beyond `deadline`.
+    def copy(self, deadline: float, silence_s: float, keeper: int, work: Path) -> bool:
+        """Copy until all has been said; False if that takes beyond `deadline`, or nothing is said for `silence_s`.
 
         Should somebody kill the keeper, its guest is killed, or its processes would keep the streams open.
         """
@@ -281,8 +280,7 @@ class Streams:
         for source in self._sources:
             poll.register(source, select.POLLIN)
         while self._sources:
-            ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            if not ready:
+            if not (ready := poll.poll(min(max(0.0, deadline - time.monotonic()), silence_s) * 1000)):
                 return False
             for source, _ in ready:
                 if source == keeper:
@@ -340,8 +338,11 @@ def run(options: argparse.Namespace) -> int:
         os.close(fd)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-        if not streams.copy(time.monotonic() + options.time_limit, os.pidfd_open(keeper), work):
-            say(f"{options.name} did not end within {options.time_limit:g} s and was killed", streams.tail)
+        deadline, silence_s = time.monotonic() + options.time_limit, options.silence or options.time_limit
+        if not streams.copy(deadline, silence_s, os.pidfd_open(keeper), work):
+            late = time.monotonic() >= deadline
+            why = f"did not end within {options.time_limit:g} s" if late else f"printed nothing for {silence_s:g} s"
+            say(f"{options.name} {why} and was killed", streams.tail)
             return TIMED_OUT
         if (work / "late").exists():
             say(f"{options.name} was near its time limit of {options.time_limit:g} s, so its command was ended")

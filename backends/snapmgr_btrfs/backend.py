@@ -177,14 +177,14 @@ class BtrfsBackend:
             with self._snapshot(ref, write=False) as (top, _, entry):
                 settle(top, entry, ref, deadline)
 
-    def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
+    def inventory(self, pools: tuple[Pool, ...], *, notes: bool = True) -> tuple[Found, ...]:
         """Return all that is ours in `pools`; see `snapmgr_btrfs.folder` for what that means."""
         lib = library.load()
         found: list[Found] = []
         for pool in pools:
             with self._top(pool, write=False) as top, filesystem.opened_folder(top) as folder_fd:
                 if folder_fd is not None:
-                    found += inventory.read(lib, folder_fd, pool, top)
+                    found += inventory.read(lib, folder_fd, pool, top, notes=notes)
         return tuple(found)
 
     def annotate(self, ref: SnapshotRef, note: bytes) -> None:

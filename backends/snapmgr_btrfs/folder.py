@@ -21,11 +21,9 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from snapmgr.api import Intent, SnapshotRef, StorageError
-from snapmgr_btrfs import library
+from snapmgr_btrfs import kernel, library
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from snapmgr.api import Volume
     from snapmgr_btrfs.library import Library, SubvolumeInfo
 
@@ -142,31 +140,22 @@ def look(lib: Library, folder: int, name: str) -> Entry | None:
         os.close(fd)
 
 
-def subvolumes(lib: Library, folder: int) -> Iterator[Entry]:
-    """Yield every subvolume in the folder, sorted by name; what vanishes meanwhile is left out."""
-    with os.scandir(folder) as entries:
-        # The notes are half of the names, and known to be files without asking for each.
-        names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    yield from _among(lib, folder, names)
+def subvolumes(lib: Library, folder: int) -> list[Entry]:
+    """Return every subvolume in the folder, sorted by name."""
+    found = kernel.subvolumes_in(folder, lib.subvolume_id(folder), os.fstat(folder).st_ino)
+    return sorted((Entry(name=name, info=info) for name, info in found), key=lambda one: one.name)
 
 
 def clones(lib: Library, folder: int) -> dict[str | None, list[str]]:
     """Return the names of the writable clones, by their snapshots' UUIDs; entries with other names are not opened."""
-    names = [name for name in os.listdir(folder) if record_id_of(name) is not None]
     found: dict[str | None, list[str]] = {}
-    for entry in _among(lib, folder, sorted(names)):
-        found.setdefault(entry.parent_uuid, []).append(entry.name)
-    return found
-
-
-def _among(lib: Library, folder: int, names: list[str]) -> Iterator[Entry]:
-    for name in names:
-        with suppress(FileNotFoundError):
-            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if stat.S_ISDIR(found.st_mode) and found.st_ino == _SUBVOLUME_INODE:
+    for name in sorted(os.listdir(folder)):
+        if record_id_of(name) is not None:
+            with suppress(StorageError):  # a foreign file or folder
                 entry = look(lib, folder, name)
                 if entry is not None:
-                    yield entry
+                    found.setdefault(entry.parent_uuid, []).append(name)
+    return found
 
 
 def find(lib: Library, folder: int, ref: SnapshotRef) -> Entry | None:

@@ -23,15 +23,19 @@ if TYPE_CHECKING:
 ALTERED = "it was made writable by hand, changed, and made read-only again: it no longer holds what was taken"
 
 
-def read(lib: Library, folder_fd: int, pool: Pool, top: TopLevel) -> tuple[Found, ...]:
-    """Return everything of ours in the folder, with its notes."""
+def read(lib: Library, folder_fd: int, pool: Pool, top: TopLevel, *, notes: bool) -> tuple[Found, ...]:
+    """Return everything of ours in the folder; with `notes` also the notes of the snapshots."""
     # Names first: a snapshot that is made meanwhile is missing together with its note, not without it.
     names = sorted(name for name in os.listdir(folder_fd) if not folder.is_being_written(name))
-    entries = tuple(folder.subvolumes(lib, folder_fd))
-    notes = {entry.name: folder.read_note(folder_fd, entry.name) for entry in entries}
+    entries = folder.subvolumes(lib, folder_fd)
+    there = {entry.name for entry in entries}
+    # The note of a snapshot that is gone may be all that is left of it.
+    noted = {name for name in map(folder.noted_name, names) if name is not None and (notes or name not in there)}
+    read_notes = {name: folder.read_note(folder_fd, name) for name in noted}
     top_has_uuid = any(lib.subvolume_info(top.fd).uuid)
-    altered = frozenset(entry.name for entry in entries if entry.read_only and _is_altered(folder_fd, entry))
-    return tuple(classify(pool, names, entries, notes, top_has_uuid=top_has_uuid, altered=altered))
+    touched = [entry for entry in entries if entry.info.ctransid > entry.info.otransid and entry.read_only]
+    altered = frozenset(entry.name for entry in touched if _is_altered(folder_fd, entry))
+    return tuple(classify(pool, names, entries, read_notes, top_has_uuid=top_has_uuid, altered=altered))
 
 
 def classify(
@@ -55,18 +59,19 @@ def classify(
     """
     refs: dict[str, SnapshotRef] = {}
     for entry in entries:
-        snapshot_id = folder.snapshot_id_of(entry.name)
-        if snapshot_id is None or not _is_snapshot(entry, top_has_uuid=top_has_uuid) or entry.uuid is None:
+        snapshot_id, uuid, parent_uuid = folder.snapshot_id_of(entry.name), entry.uuid, entry.parent_uuid
+        # Where the top level has no UUID, its snapshots have no parent.
+        if snapshot_id is None or uuid is None or entry.received or (parent_uuid is None and top_has_uuid):
             continue
         ref = SnapshotRef(
             backend="btrfs",
             snapshot_id=snapshot_id,
             pool=pool,
-            volume_id=entry.parent_uuid or f"{pool.id}:{library.TOP_LEVEL_ID}",
+            volume_id=parent_uuid or f"{pool.id}:{library.TOP_LEVEL_ID}",
             name=entry.name,
-            native_id=entry.uuid,
+            native_id=uuid,
         )
-        refs[entry.uuid] = ref
+        refs[uuid] = ref
         yield Found(
             kind="snapshot" if entry.read_only and entry.name not in altered else "debris",
             pool=pool,
@@ -95,7 +100,7 @@ def classify(
         noted = folder.noted_name(name)
         if folder.is_temporary(name):
             yield Found(kind="debris", pool=pool, name=name, why="a note that was not finished")
-        elif noted is not None and folder.snapshot_id_of(noted) is not None and noted not in subvolume_names:
+        elif noted is not None and noted not in subvolume_names and folder.snapshot_id_of(noted) is not None:
             yield Found(
                 kind="debris",
                 pool=pool,
@@ -140,7 +145,3 @@ def _is_altered(folder_fd: int, entry: Entry) -> bool:
     with suppress(FileNotFoundError):  # deleted meanwhile
         return is_altered(folder_fd, entry)
     return False
-
-
-def _is_snapshot(entry: Entry, *, top_has_uuid: bool) -> bool:
-    return not entry.received and (entry.parent_uuid is not None or not top_has_uuid)

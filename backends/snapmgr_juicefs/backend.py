@@ -188,9 +188,9 @@ class JuicefsBackend(CopyStoreBackend):
             leftovers.note(folder.store.fd, time.time())
         self.discard(folder)
 
-    def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
+    def inventory(self, pools: tuple[Pool, ...], *, notes: bool = True) -> tuple[Found, ...]:
         """Read the store, and find garbage of interrupted clones and abandoned private mounts."""
-        listed = list(super().inventory(pools))
+        listed = list(super().inventory(pools, notes=notes))
         for pool in pools:
             with self.opened(self.find_store(pool)) as store:
                 if leftovers.is_due(leftovers.read(store.fd), time.time()) and self._address(pool) is not None:

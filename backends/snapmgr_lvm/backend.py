@@ -205,7 +205,12 @@ class LvmBackend(Reverting):
                 tags = ("--deltag", marks.state_tag("made"), "--addtag", marks.state_tag("settled"))
                 change(self._runner, ["lvchange", "--yes", *tags, f"{group.name}/{volume.name}"], timeout_s=left_s)
 
-    def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
+    def inventory(
+        self,
+        pools: tuple[Pool, ...],
+        *,
+        notes: bool = True,  # noqa: ARG002 - they come with LVM's report
+    ) -> tuple[Found, ...]:
         """Return everything of ours in `pools`; see `snapmgr_lvm.marks` for the marks."""
         everything: list[Found] = []
         for pool in pools:

@@ -53,6 +53,7 @@ class ReflinkBackend(CopyStoreBackend):
     name: ClassVar[str] = "reflink"
     api_version: ClassVar[int] = API_VERSION
     Config: ClassVar[type[ReflinkConfig]] = ReflinkConfig
+    overlays: ClassVar[bool] = True
     config: ReflinkConfig
 
     def locate(self, target: Target) -> Volume | NotMine:

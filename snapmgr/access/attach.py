@@ -51,10 +51,12 @@ def attach(
     why: Purpose,
     point: Path | None = None,
     for_s: float | None = None,
+    overlay: bool = False,
 ) -> Lease:
     """Attach a READY snapshot at `point` (by default a fresh folder in the scratch directory) and return its lease.
 
-    Writable means a clone: the original never changes. The members of a set are mounted in folders of the point.
+    Writable means a clone, or with `overlay` what the backend finds quicker for one command (see `AttachRecord`): the
+    original never changes. The members of a set are mounted in folders of the point.
     Mounting needs root; without it the point is the clone's own folder. Raises StorageError for a snapshot that is not
     READY or has a symlink on the way to a folder of the source, LostError for one that overflowed (it is not changed
     here: see `snapmgr.capacity.lost.removing_if_lost`), and the backend's errors.
@@ -76,7 +78,11 @@ def attach(
     parts = tuple(
         LeasePart(
             record=AttachRecord(
-                id=os.urandom(8).hex(), ref=member.ref, writable=writable or not can_mount, boot_id=boot_id()
+                id=os.urandom(8).hex(),
+                ref=member.ref,
+                writable=writable or not can_mount,
+                boot_id=boot_id(),
+                overlay=overlay and can_mount,
             ),
             subpath=member.subpath,
             folder=folder,
@@ -332,12 +338,14 @@ def find_lease(ctx: Context, name: str) -> Lease:
 
 
 @contextmanager
-def attached(ctx: Context, entry: Entry, *, writable: bool = True, why: Purpose = "verify") -> Iterator[Lease]:
-    """Attach a snapshot, by default as a writable clone, for as long as the context lasts.
+def attached(
+    ctx: Context, entry: Entry, *, writable: bool = True, why: Purpose = "verify", overlay: bool = False
+) -> Iterator[Lease]:
+    """Attach a snapshot as `attach` does, by default as a writable clone, for as long as the context lasts.
 
     Meanwhile its own space is extended if it fills up, where the backend can do that and is configured to.
     """
-    lease = attach(ctx, entry, writable=writable, why=why)
+    lease = attach(ctx, entry, writable=writable, why=why, overlay=overlay)
     try:
         with auto_extended(ctx, entry.manifest):
             yield lease

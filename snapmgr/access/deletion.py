@@ -203,7 +203,7 @@ def remove_traces(ctx: Context, manifest: Manifest) -> None:
         return
     require_storage_answers(ctx, manifest)
     backend = ctx.backend(manifest.backend)
-    for found in backend.inventory(intended_pools(manifest)):
+    for found in backend.inventory(intended_pools(manifest), notes=False):
         if found.snapshot_id != manifest.id:
             continue
         if found.ref is not None and found.kind == "snapshot":

@@ -35,7 +35,7 @@ def check_storage(
     silent: set[Pool] = set()
     for pool in dict.fromkeys(ref.pool for manifest in manifests for ref in manifest.refs):
         try:
-            found = seen[pool] if pool in seen else ctx.backend(pool.backend).inventory((pool,))
+            found = seen[pool] if pool in seen else ctx.backend(pool.backend).inventory((pool,), notes=False)
             lost |= lost_members(ctx, pool)
         except SnapmgrError as error:
             ctx.tell(f"warning: {error.message}")
@@ -54,7 +54,8 @@ def remaining_ids(ctx: Context, manifests: Iterable[Manifest]) -> set[str]:
     left: set[str] = set()
     for pool in dict.fromkeys(intent.pool for manifest in manifests for intent in manifest.intents):
         try:
-            left |= {one.snapshot_id for one in ctx.backend(pool.backend).inventory((pool,)) if one.snapshot_id}
+            found = ctx.backend(pool.backend).inventory((pool,), notes=False)
+            left |= {one.snapshot_id for one in found if one.snapshot_id}
         except SnapmgrError as error:
             ctx.tell(f"warning: {error.message}")
             left |= {one.id for one in manifests if any(intent.pool == pool for intent in one.intents)}
@@ -68,12 +69,12 @@ def _judge(
     lost: set[tuple[str, str, str]],
     silent: set[Pool],
 ) -> Presence:
-    refs = manifest.refs
-    if any(ref.pool in silent for ref in refs):
+    if silent and any(ref.pool in silent for ref in manifest.refs):
         return "unknown"
-    existing = sum(ref.identity in held or ref.identity in altered for ref in refs)
-    if existing == len(refs):
-        if any(ref.identity in lost for ref in refs):
-            return "lost"
-        return "altered" if any(ref.identity in altered for ref in refs) else "complete"
-    return "incomplete" if existing else "gone"
+    identities = {ref.identity for ref in manifest.refs}
+    missing = identities - held - altered
+    if missing:
+        return "gone" if missing == identities else "incomplete"
+    if identities & lost:
+        return "lost"
+    return "altered" if identities & altered else "complete"

@@ -11,12 +11,9 @@ from msgspec.structs import replace
 from snapmgr.backup.fire import UNLOCKED_FIRE_S, Evidence
 from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.contract.units import format_duration
-from snapmgr.mysql.lock.applier import applier_stopped
-from snapmgr.mysql.lock.freeze import frozen
-from snapmgr.mysql.lock.lockless import lockless
+from snapmgr.mysql.connect.client import ConnectionLostError, connect
 from snapmgr.mysql.lock.quiesce import LockBounds, NotGrantedError, locked
 from snapmgr.mysql.lock.replication import name_inexact
-from snapmgr.mysql.lock.stopped import stopped
 from snapmgr.source.locate_mysql import refuse_new_places
 
 if TYPE_CHECKING:
@@ -26,6 +23,7 @@ if TYPE_CHECKING:
     from snapmgr.config.model import Job
     from snapmgr.context import Context
     from snapmgr.contract.backend import Armed
+    from snapmgr.mysql.connect.client import Connection
     from snapmgr.mysql.lock.heldlock import HeldLock
     from snapmgr.mysql.lock.levels import LockChoice
     from snapmgr.source.located import SnapshotSource
@@ -50,6 +48,8 @@ def fire_mysql(
     MissingRequirementError, and the storage's errors.
     """
     if source.live is None or source.choice is None:
+        from snapmgr.mysql.lock.stopped import stopped  # noqa: PLC0415 - few jobs have a stopped server
+
         sync()
         with stopped(source.path) as stop:
             trigger.fire(time.monotonic() + UNLOCKED_FIRE_S)
@@ -67,6 +67,8 @@ def fire_mysql(
 def _fire_unlocked(
     job: Job, live: LiveServer, choice: LockChoice, trigger: Trigger, sync: Callable[[], None]
 ) -> Evidence:
+    from snapmgr.mysql.lock.lockless import lockless  # noqa: PLC0415 - most snapshots have a lock
+
     # Then a new engine's table or another durability counts as well.
     live = replace(live, lockless=True)
     with lockless(live.credentials, live.abilities, choice, _bounds(job), check=live.check, sync=sync) as free:
@@ -127,6 +129,8 @@ def _fire_under(ctx: Context, job: Job, live: LiveServer, lock: HeldLock, trigge
         trigger.fire(lock.deadline)
     lock.prove()
     lock.release()
+    if choice.level == "global-read-lock":
+        _check_again(live, lock.connection)
     for problem in name_inexact(lock.sources):
         ctx.tell(f"warning: {problem}")
     record = replace(lock.record(), frozen_s=frozen_s)
@@ -140,9 +144,20 @@ def _fire_under(ctx: Context, job: Job, live: LiveServer, lock: HeldLock, trigge
     return Evidence(shots=shots, quiesce=record, position=lock.position, sources=lock.sources)
 
 
+def _check_again(live: LiveServer, connection: Connection) -> None:
+    """Check the layout after a lock that did not block DDL while the layout was read before it."""
+    try:
+        live.check(connection)
+    except ConnectionLostError:
+        with connect(live.credentials) as another:
+            live.check(another)
+
+
 def _stopped_applier(ctx: Context, job: Job, live: LiveServer) -> AbstractContextManager[None]:
     if not job.stop_replica or not live.channels:
         return nullcontext()
+    from snapmgr.mysql.lock.applier import applier_stopped  # noqa: PLC0415 - only for replicas that are to be stopped
+
     # All waiting before the lock is granted, and the lock itself.
     tries_s = job.lock_attempts * (job.max_stall_s + _TRY_S)
     return applier_stopped(
@@ -167,6 +182,9 @@ def _bounds(job: Job) -> LockBounds:
 
 def _fire_frozen(ctx: Context, live: LiveServer, deadline: float, trigger: Trigger) -> float:
     """Fire while the server process is frozen; return for how long it was, in seconds."""
+    # Loaded long before the lock, by `locate_mysql`.
+    from snapmgr.mysql.lock.freeze import frozen  # noqa: PLC0415
+
     with frozen(live.process, deadline - time.monotonic(), ctx.catalog.frozen / str(live.process.pid)) as freeze:
         trigger.fire(freeze.deadline)
         freeze.prove()

@@ -116,7 +116,7 @@ def finish_pending(ctx: Context, manifest: Manifest, *, settle_timeout_s: float)
     if manifest.proved_at is not None:
         ctx.tell(f"{manifest.id}: completing it: its proof is from before the crash")
         backend = ctx.backend(manifest.backend)
-        found = backend.inventory(intended_pools(manifest))
+        found = backend.inventory(intended_pools(manifest), notes=False)
         held = {one.ref.identity for one in found if one.kind == "snapshot" and one.ref is not None}
         if all(member.ref.identity in held for member in manifest.members):
             publish(ctx, manifest, settle_timeout_s=settle_timeout_s)

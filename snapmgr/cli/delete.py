@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from snapmgr.cli.session import Session
     from snapmgr.context import Context
+    from snapmgr.contract.records import Found, Pool
     from snapmgr.keep.delete import Deletion, Verdict
 
 
@@ -43,7 +44,8 @@ def command(session: Session, snapshots: tuple[str, ...], *, force: bool, yes: b
     from snapmgr.keep.delete import Deletion, delete_snapshots, examine
 
     ctx = session.context()
-    verdicts = examine(ctx, snapshots)
+    seen: dict[Pool, tuple[Found, ...]] = {}
+    verdicts = examine(ctx, snapshots, seen)
     checked = tuple(Deletion(verdict=verdict, error=verdict.refusal(force=force)) for verdict in verdicts)
     if force:
         _tell_losses(session, ctx, verdicts)
@@ -51,7 +53,9 @@ def command(session: Session, snapshots: tuple[str, ...], *, force: bool, yes: b
         return _finish(session, checked, dry_run=dry_run)
     if force and not yes:
         _ask([verdict for verdict in verdicts if verdict.rules])
-    return _finish(session, delete_snapshots(ctx, verdicts, force=force, wait=wait), dry_run=False)
+        # The answer may have taken minutes.
+        seen.clear()
+    return _finish(session, delete_snapshots(ctx, verdicts, force=force, wait=wait, seen=seen), dry_run=False)
 
 
 def _tell_losses(session: Session, ctx: Context, verdicts: Sequence[Verdict]) -> None:
@@ -68,11 +72,11 @@ def _tell_losses(session: Session, ctx: Context, verdicts: Sequence[Verdict]) ->
             )
     going = {verdict.id for verdict in verdicts}
     for job in dict.fromkeys(verdict.entry.manifest.job for verdict in verdicts):
-        ready = [entry for entry in ctx.catalog.entries(job)[0] if entry.manifest.state == "ready"]
-        left = [entry for entry in ready if entry.manifest.id not in going]
+        ready = [one for one in ctx.catalog.summaries(job)[0] if one.job == job and one.state == "ready"]
+        left = [one for one in ready if one.id not in going]
         if ready and not left:
             session.console.warn(f"job {job} will have no snapshot left")
-        elif any(entry.verified for entry in ready) and not any(entry.verified for entry in left):
+        elif any(one.verified for one in ready) and not any(one.verified for one in left):
             session.console.warn(f"job {job} will have no VERIFIED snapshot left")
 
 

@@ -78,21 +78,21 @@ class SnapshotName(_NameType):
         if config is None:
             return []
         try:
-            entries = Catalog(config.state_dir).entries()[0]
+            snapshots = Catalog(config.state_dir).summaries()[0]
         except SnapmgrError:
             return []
-        ready = [entry for entry in entries if entry.manifest.state == "ready"]
-        usable = dict.fromkeys(entry.manifest.job for entry in ready if not entry.failed)
-        verified = dict.fromkeys(entry.manifest.job for entry in ready if entry.verified)
+        ready = [one for one in snapshots if one.state == "ready"]
+        usable = dict.fromkeys(one.job for one in ready if not one.failed)
+        verified = dict.fromkeys(one.job for one in ready if one.verified)
         words: list[tuple[str, str | None]] = [("latest", "the newest one")] if usable else []
         words += [("latest-verified", "the newest VERIFIED one")] if verified else []
         words += [(f"{job}@latest", f"the newest one of {job}") for job in usable]
         words += [(f"{job}@latest-verified", f"the newest VERIFIED one of {job}") for job in verified]
         # The random part alone is quicker to type; it is offered once the user begins with it.
-        for manifest in (entry.manifest for entry in reversed(entries)):
-            words.append((manifest.id, manifest.state))
+        for one in reversed(snapshots):
+            words.append((one.id, one.state))
             if incomplete:
-                words.append((manifest.short_id, manifest.id))
+                words.append((one.short_id, one.id))
         return _items(incomplete, words)
 
 

@@ -211,11 +211,12 @@ class Backend(Protocol):
         it is not a method of `Armed`). Raises NotFoundError if one is gone, StorageError after `timeout_s`.
         """
 
-    def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
+    def inventory(self, pools: tuple[Pool, ...], *, notes: bool = True) -> tuple[Found, ...]:
         """Return everything of ours in `pools`: snapshots, attachments, debris; also when the origin is gone.
 
         A missing pool raises StorageError, because unreachable storage is not empty storage. Objects that are not
-        provably ours (no mark, foreign ids, received from elsewhere) are not returned.
+        provably ours (no mark, foreign ids, received from elsewhere) are not returned. Without `notes` a snapshot's may
+        be missing, so that thousands of them need not be read.
         """
 
     def annotate(self, ref: SnapshotRef, note: bytes) -> None:

@@ -216,6 +216,9 @@ class AttachRecord(Struct, frozen=True, kw_only=True):
     writable: bool
     boot_id: str
     """/proc/sys/kernel/random/boot_id at attach time: mounts and loop devices of another boot are gone."""
+    overlay: bool = False
+    """Whether, instead of a clone, the core may mount an overlay over the snapshot: for one command of the user that
+    reads more than it changes. A backend whose clones are quick ignores it."""
 
 
 class Attachment(Struct, frozen=True, kw_only=True):

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 from snapmgr.contract.errors import AlteredError
 from snapmgr.copystore.copyfolder import DATA
 from snapmgr.system.paths import shown
-from snapmgr.tree.entries import entries, subfolder
+from snapmgr.tree.entries import subfolder
+from snapmgr.tree.overlay import has_marks, is_mark
 
 if TYPE_CHECKING:
     from snapmgr.copystore.copyfolder import CopyFolder
 
 
-def refuse_altered(folder: CopyFolder) -> None:
+def refuse_altered(folder: CopyFolder, *, overlay: bool = False) -> bool:
     """Raise AlteredError if anything in a finished snapshot was later written to, created, renamed or removed.
+
+    Return whether an overlay over the copy would show the same, as far as `overlay` asks for that.
 
     The mark got its name when the copy was complete, so its ctime is that moment. Only a later mtime together with a
     later ctime shows changed contents: an mtime alone (or one in the future) was copied from the origin, and a ctime
@@ -24,9 +27,9 @@ def refuse_altered(folder: CopyFolder) -> None:
     """
     path = shown(folder.path)
     try:
-        done_ns = os.stat(f"{folder.state}.json", dir_fd=folder.fd).st_ctime_ns
+        look = _Look(os.stat(f"{folder.state}.json", dir_fd=folder.fd).st_ctime_ns, overlay=overlay)
         with subfolder(DATA, folder.fd) as data:
-            altered = "." if _is_later(os.fstat(data), done_ns) else _find(data, "", done_ns)
+            altered = "." if look.is_later(os.fstat(data)) else look.find(data, "")
     except OSError as error:
         raise AlteredError(
             f"the copy {path} no longer holds what was taken: {error.strerror}",
@@ -37,20 +40,36 @@ def refuse_altered(folder: CopyFolder) -> None:
             f"the copy {path} no longer holds what was taken: {shown(altered)} in it was changed by hand",
             hint="look at it there; delete the snapshot if it is not needed",
         )
+    return look.overlay
 
 
-def _find(fd: int, path: str, done_ns: int) -> str | None:
-    """Return the first path that was changed, or None."""
-    for entry in entries(fd):
-        if _is_later(os.stat(entry.name, dir_fd=fd, follow_symlinks=False), done_ns):
-            return path + entry.name
-        if entry.is_folder:
-            with subfolder(entry.name, fd) as child:
-                found = _find(child, f"{path}{entry.name}/", done_ns)
+class _Look:
+    def __init__(self, done_ns: int, *, overlay: bool) -> None:
+        self.overlay = overlay
+        self._done_ns = done_ns
+
+    def find(self, fd: int, path: str) -> str | None:
+        """Return the first path that was changed, or None."""
+        if self.overlay and has_marks(fd):
+            self.overlay = False
+        folders = []
+        # Without `entries` and its records: this is done for each of many files.
+        with os.scandir(fd) as listed:
+            for one in listed:
+                status = one.stat(follow_symlinks=False)
+                if status.st_ctime_ns > self._done_ns and self.is_later(status):
+                    return path + one.name
+                if one.is_dir(follow_symlinks=False):
+                    folders.append(one.name)
+                elif self.overlay and not one.is_file(follow_symlinks=False) and is_mark(status):
+                    self.overlay = False
+        for name in folders:
+            with subfolder(name, fd) as child:
+                found = self.find(child, f"{path}{name}/")
             if found is not None:
                 return found
-    return None
+        return None
 
-
-def _is_later(status: os.stat_result, done_ns: int) -> bool:
-    return status.st_ctime_ns > done_ns and done_ns < status.st_mtime_ns <= time.time_ns()
+    def is_later(self, status: os.stat_result) -> bool:
+        """Return whether an entry was changed after the copy was complete."""
+        return status.st_ctime_ns > self._done_ns and self._done_ns < status.st_mtime_ns <= time.time_ns()

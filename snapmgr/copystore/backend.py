@@ -33,12 +33,13 @@ from snapmgr.copystore.armed import ArmedCopies
 from snapmgr.copystore.copyfolder import DATA, DELETING, CopyFolder, Folder, Mark, Store
 from snapmgr.copystore.copying import FolderCopy, OpenFolder, explain
 from snapmgr.copystore.durability import await_space, flush
-from snapmgr.copystore.place import unsuitable, unwritable
+from snapmgr.copystore.overlay import overlaid, overlay_point
+from snapmgr.copystore.place import gauge, unsuitable, unwritable
 from snapmgr.copystore.removal import discard, remove_data
 from snapmgr.copystore.store import begin, copy_folder, create, describe, folders, opened, refuse_foreign, snapshot
 from snapmgr.system import kernel
 from snapmgr.system.filesystem import identify
-from snapmgr.system.paths import holder, mounted_inside, shown
+from snapmgr.system.paths import mounted_inside, shown
 from snapmgr.tree.entries import subfolder
 from snapmgr.tree.walk import FOLDER_FLAGS
 
@@ -72,6 +73,8 @@ class CopyStoreBackend(ABC):
     Config: ClassVar[type[Any]]
     shared: ClassVar[bool] = False
     """Whether several machines may mount the store: a copy that one has begun is not debris to the others."""
+    overlays: ClassVar[bool] = False
+    """Whether an overlay can have a copy below and its changes in the store."""
 
     def __init__(self, config: Any, runner: Runner, mounter: Mounter) -> None:  # noqa: ANN401 - the subclass's Config
         """Store the arguments."""
@@ -156,32 +159,16 @@ class CopyStoreBackend(ABC):
     def headroom(self, volume: Volume) -> tuple[Gauge, ...]:
         """Return the file system that holds the copies, also before the first one."""
         store = self.find_store(volume.pool)
-        return (self._gauge(volume.pool, store if os.path.isdir(store) else os.path.dirname(store)),)
+        path = store if os.path.isdir(store) else os.path.dirname(store)
+        return (gauge(volume.pool, path, self.mounter.mounts()),)
 
     def gauges(self, pools: tuple[Pool, ...]) -> tuple[Gauge, ...]:
         """Return the file system of each store; see `snapmgr.contract.abilities.CapacityReporting`."""
         found = []
         for pool in pools:
             with self._pool(pool) as store:
-                found.append(self._gauge(pool, store.path))
+                found.append(gauge(pool, store.path, self.mounter.mounts()))
         return tuple(found)
-
-    def _gauge(self, pool: Pool, path: str) -> Gauge:
-        try:
-            room = os.statvfs(path)
-        except OSError as error:
-            raise StorageError(f"cannot look at {shown(path)}: {error.strerror}") from error
-        # By the mount table: each btrfs subvolume has a device number of its own.
-        held, origin = (holder(one, self.mounter.mounts()) for one in (os.path.realpath(path), pool.hint))
-        size_bytes = room.f_blocks * room.f_frsize
-        return Gauge(
-            name=f"the file system at {shown(held.point)}",
-            size_bytes=size_bytes,
-            # Only root may use the last blocks, which servers do not run as.
-            used_bytes=size_bytes - room.f_bavail * room.f_frsize,
-            when_full="origin_errors" if held.device == origin.device else "no_snapshots",
-            pool=pool,
-        )
 
     def arm(self, volumes: tuple[Volume, ...], snapshot_id: str) -> ArmedCopies:
         """Begin and prepare a copy for each volume; a failure leaves nothing."""
@@ -261,12 +248,12 @@ class CopyStoreBackend(ABC):
                     self.settle_copy(folder, ref.pool, deadline)
                     folder.advance("made", "complete", durable=True)
 
-    def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
+    def inventory(self, pools: tuple[Pool, ...], *, notes: bool = True) -> tuple[Found, ...]:
         """Read the copy folders of each store."""
         listed: list[Found] = []
         for pool in pools:
             with self._pool(pool) as store:
-                described = (describe(folder, pool) for folder in folders(store))
+                described = (describe(folder, pool, note=notes) for folder in folders(store))
                 listed += [one for one in described if one is not None]
         return tuple(listed)
 
@@ -291,7 +278,7 @@ class CopyStoreBackend(ABC):
                 raise NotFoundError(f"the copy {shown(parent.path)} was never finished")
             # Hold the lock until the attachment's folder exists: from then on that folder keeps `delete` away.
             parent.lock(shared=True)
-            refuse_altered(parent)
+            overlay = refuse_altered(parent, overlay=self.overlays and record.writable and record.overlay)
             mark = Mark(
                 kind="attachment",
                 snapshot_id=record.ref.snapshot_id,
@@ -303,10 +290,11 @@ class CopyStoreBackend(ABC):
             )
             folder = begin(parent.store, name, mark)
             stack.callback(os.close, folder.fd)
-            if record.writable:
+            made = overlaid(parent, folder, self.mounter) if overlay else None
+            if record.writable and made is None:
                 self._clone(parent, folder)
             folder.advance("begun", "complete", durable=False)
-            return Attachment(directory=(folder if record.writable else parent).data)
+            return made or Attachment(directory=(folder if record.writable else parent).data)
 
     def _clone(self, parent: CopyFolder, folder: CopyFolder) -> None:
         try:
@@ -365,7 +353,8 @@ class CopyStoreBackend(ABC):
 
     def refuse_mounted(self, folder: CopyFolder) -> None:
         """Raise InUseError if something is mounted from a copy folder or in it."""
-        point = mounted_inside(folder.path, self.mounter.mounts())
+        mounts = self.mounter.mounts()
+        point = mounted_inside(folder.path, mounts) or overlay_point(folder, mounts)
         if point is not None:
             raise InUseError(
                 f"{shown(folder.path)} is mounted at, or has a mount in it at, {shown(point)}",

@@ -272,7 +272,7 @@ def reference(folder: CopyFolder, pool: Pool) -> SnapshotRef:
     )
 
 
-def describe(folder: CopyFolder, pool: Pool) -> Found | None:
+def describe(folder: CopyFolder, pool: Pool, *, note: bool = True) -> Found | None:
     """Describe a copy folder for `Backend.inventory`; None for another machine's attachment or unfinished copy.
 
     A volatile copy that is made but not complete counts only until the next boot.
@@ -304,5 +304,5 @@ def describe(folder: CopyFolder, pool: Pool) -> Found | None:
         snapshot_id=mark.snapshot_id,
         ref=reference(folder, pool),
         record_id=mark.record_id or None,
-        note=folder.read_note(),
+        note=folder.read_note() if note else None,
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from snapmgr.access.attach import part_point
 from snapmgr.capacity.read import attachment_problem, sample_pool
@@ -33,7 +34,7 @@ from snapmgr.system.files import BEGUN, is_abandoned, read_file
 from snapmgr.system.host import is_alive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from snapmgr.catalog.manifest import Lease, LeasePart
     from snapmgr.catalog.recordfolder import Damaged
@@ -63,10 +64,20 @@ def collect_facts(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool
     """
     catalog = ctx.catalog
     before = _active_runs(catalog)
-    pool_facts = tuple(_read_pools(ctx, pools, named))
-    # After the storage: the catalog knows a snapshot or a clone before it exists.
-    snapshots, damaged = catalog.summaries()
-    leases, damaged_leases = catalog.leases()
+    named = tuple(named)
+    stored: dict[PoolKey, PoolFacts] = {}
+    due = _by_key((*pools, *named))
+    while True:
+        stored |= {key: _read_pool(ctx, pool) for key, pool in due.items()}
+        # After the storage: the catalog knows a snapshot or a clone before it exists.
+        snapshots, damaged = catalog.summaries()
+        leases, damaged_leases = catalog.leases()
+        cataloged = _cataloged(snapshots, leases)
+        due = _by_key(pool for pool in cataloged if pool.key not in stored)
+        if not due:
+            break
+    expected = {pool.key for pool in named} | {pool.key for pool, wanted in cataloged.items() if wanted}
+    pool_facts = tuple(replace(one, expected=key in expected) for key, one in stored.items())
     sound = [known for one in damaged if (known := _manifest_of(catalog, one)) is not None]
     mounts = ctx.mounter.mounts()
     state_dir = str(catalog.path.absolute())
@@ -92,7 +103,7 @@ def collect_facts(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool
         made_here=frozenset(_cloned_here(catalog, pool_facts, state_dir)),
         active=before | _active_runs(catalog),
         mounted=frozenset(record for mount in mounts for record in _RECORD_ID.findall(mount.root)),
-        elsewhere=_known_elsewhere(pool_facts, state_dir),
+        elsewhere=_known_elsewhere(pool_facts, state_dir, {one.id for one in (*snapshots, *sound)}),
         restores=tuple(one for one in (*unfinished_restores(ctx), *unfinished_inplace(ctx)) if not one.active),
         inplace=frozenset(one.snapshot_id for one in inplace_records(ctx.catalog)),
     )
@@ -101,51 +112,48 @@ def collect_facts(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool
 # -------------------------------------------------------------------------------------------------------------- storage
 
 
-def _read_pools(ctx: Context, pools: Iterable[Pool], named: Iterable[Pool]) -> Iterator[PoolFacts]:
-    everywhere: dict[PoolKey, tuple[Pool, bool]] = {}
-
-    def add(pool: Pool, *, expected: bool) -> None:
-        known = everywhere.get(pool.key)
-        everywhere[pool.key] = (known[0] if known else pool, expected or (known is not None and known[1]))
-
+def _by_key(pools: Iterable[Pool]) -> dict[PoolKey, Pool]:
+    """Return pools by their keys; the first place where one was seen counts."""
+    found: dict[PoolKey, Pool] = {}
     for pool in pools:
-        add(pool, expected=False)
-    for pool in named:
-        add(pool, expected=True)
-    for pool, wanted in _cataloged(ctx.catalog).items():
-        add(pool, expected=wanted)
-    for lease in ctx.catalog.leases()[0]:
-        for used in lease.parts:
-            add(used.record.ref.pool, expected=True)
-    for pool, expected in everywhere.values():
-        try:
-            found = ctx.backend(pool.backend).inventory((pool,))
-            yield PoolFacts(pool=pool, found=found, capacity=sample_pool(ctx, pool), expected=expected)
-        except SnapmgrError as error:
-            yield PoolFacts(pool=pool, error=error, expected=expected)
+        found.setdefault(pool.key, pool)
+    return found
 
 
-def _cataloged(catalog: Catalog) -> dict[Pool, bool]:
-    """Return the pools that the manifests name, and whether they must exist."""
+def _read_pool(ctx: Context, pool: Pool) -> PoolFacts:
+    try:
+        found = ctx.backend(pool.backend).inventory((pool,))
+        return PoolFacts(pool=pool, found=found, capacity=sample_pool(ctx, pool))
+    except SnapmgrError as error:
+        return PoolFacts(pool=pool, error=error)
+
+
+def _cataloged(snapshots: Iterable[Summary], leases: Iterable[Lease]) -> dict[Pool, bool]:
+    """Return the pools that manifests and leases name, and whether they must exist."""
     pools: dict[Pool, bool] = {}
-    for one in catalog.summaries()[0]:
+    for one in snapshots:
         # A BROKEN snapshot has no storage, unless its storage was missing.
         wanted = one.state != "broken" or (one.reason or "").startswith(GONE)
         for part in one.parts:
             pools[part.pool] = wanted or pools.get(part.pool, False)
-    return pools
+    return pools | {part.record.ref.pool: True for lease in leases for part in lease.parts}
 
 
-def _known_elsewhere(pools: Iterable[PoolFacts], state_dir: str) -> dict[str, str]:
-    """Return the snapshots whose note names another state directory on this machine that has their manifest."""
+def _known_elsewhere(pools: Iterable[PoolFacts], state_dir: str, known: Collection[str]) -> dict[str, str]:
+    """Return the snapshots whose note names another state directory on this machine that has their manifest.
+
+    Only those without a manifest here (`known`), and those with a clone: nobody asks for the others.
+    """
     elsewhere: dict[str, str] = {}
-    for one in (found for pool in pools for found in pool.found):
+    everything = [found for pool in pools for found in pool.found]
+    cloned = {one.snapshot_id for one in everything if one.record_id is not None}
+    for one in everything:
+        if one.snapshot_id is None or one.note is None or (one.snapshot_id in known and one.snapshot_id not in cloned):
+            continue
         # Check the id before it becomes part of a path.
-        if one.snapshot_id is None or one.note is None or job_of(one.snapshot_id) is None:
+        if job_of(one.snapshot_id) is None:
             continue
         owner = claimed_by(one.note)
-        if owner == state_dir:
-            continue  # as nearly all: no path to resolve
         with suppress(OSError, ValueError):
             if owner.startswith("/") and os.path.realpath(owner) != os.path.realpath(state_dir):
                 os.lstat(os.path.join(owner, "snapshots", one.snapshot_id, "manifest.json"))
@@ -174,7 +182,7 @@ def pools_at(ctx: Context, path: str) -> tuple[Pool, ...]:
                 if isinstance(volume, NotMine)
                 else volume.pool
             )
-            backend.inventory((pool,))
+            backend.inventory((pool,), notes=False)
             answered.append(pool)
         except SnapmgrError as error:
             refusals.append(f"{plugin.name}: {error.message}")

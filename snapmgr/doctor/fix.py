@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from msgspec import Struct
 
 from snapmgr.access.attach import release
-from snapmgr.access.deletion import delete, intended_pools, require_storage_answers
+from snapmgr.access.deletion import delete, delete_all, intended_pools, require_storage_answers
 from snapmgr.access.note import store_note
 from snapmgr.access.resume import resume_servers
 from snapmgr.backup.publish import publish
@@ -30,7 +30,7 @@ from snapmgr.system.files import read_file, sync_folder, write_file
 from snapmgr.system.probe import require_pools_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from snapmgr.catalog.store import Entry
     from snapmgr.context import Context
@@ -104,9 +104,13 @@ def fix(
             due = [(one, repair) for one, repair in due if one.key not in actions]
             if not due:
                 break
+            deletions = {one.subject: (one, repair) for one, repair in due if repair.kind == "finish-deletion"}
             for number, (one, repair) in enumerate(due):
                 ctx.progress("repairing", number, len(due))
-                actions[one.key] = _act(ctx, one, repair)
+                if repair.kind != "finish-deletion":
+                    actions[one.key] = _act(ctx, one, repair)
+                elif one.key not in actions:  # the first one: all go together
+                    actions |= {action.finding.key: action for action in _finish_deletions(ctx, deletions)}
             ctx.progress("repairing", len(due), len(due))
     left = [one for one in diagnose(collect_facts(ctx, pools, named)) if _concerns(one, jobs)]
     return Fixed(actions=tuple(actions.values()), findings=tuple(left), thawed=thawed)
@@ -152,14 +156,26 @@ class _Locks:
 def _act(ctx: Context, finding: Finding, repair: Repair) -> Action:
     try:
         _carry_out(ctx, repair)
-    except BusyError as error:
-        return Action(finding=finding, repair=repair, result="left", error=error)
     except SnapmgrError as error:
-        return Action(finding=finding, repair=repair, result="failed", error=error)
+        return _ended(finding, repair, error)
     except OSError as error:
-        failure = SnapmgrError(f"{finding.subject}: {error.strerror or error}")
-        return Action(finding=finding, repair=repair, result="failed", error=failure)
-    return Action(finding=finding, repair=repair, result="done")
+        return _ended(finding, repair, SnapmgrError(f"{finding.subject}: {error.strerror or error}"))
+    return _ended(finding, repair)
+
+
+def _ended(finding: Finding, repair: Repair, error: SnapmgrError | None = None) -> Action:
+    result: Result = "done" if error is None else "left" if isinstance(error, BusyError) else "failed"
+    return Action(finding=finding, repair=repair, result=result, error=error)
+
+
+def _finish_deletions(ctx: Context, due: Mapping[str, tuple[Finding, Repair]]) -> Iterator[Action]:
+    """Finish the interrupted deletions of snapshots, by id, together: a storage that can deletes many at a time."""
+    left = dict(due)
+    found = [entry.manifest for entry in ctx.catalog.load_many(due)[0] if entry.manifest.state == "deleting"]
+    with suppress(OSError):  # each alone tells whose it is
+        for manifest, failure in delete_all(ctx, found):
+            yield _ended(*left.pop(manifest.id), failure)
+    yield from (_act(ctx, finding, repair) for finding, repair in left.values())
 
 
 def _carry_out(ctx: Context, repair: Repair) -> None:
@@ -205,7 +221,7 @@ def _mark_ready(ctx: Context, entry: Entry) -> None:
 def _remove_remains(ctx: Context, entry: Entry) -> None:
     require_storage_answers(ctx, entry.manifest)
     backend = ctx.backend(entry.manifest.backend)
-    for found in backend.inventory(intended_pools(entry.manifest)):
+    for found in backend.inventory(intended_pools(entry.manifest), notes=False):
         if found.ref is not None and is_of(summarize(entry), found):
             backend.delete(found.ref)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from snapmgr.catalog.store import Entry
     from snapmgr.catalog.summary import Summary
     from snapmgr.context import Context
+    from snapmgr.contract.records import Found, Pool
 
 _ALTERED = "somebody changed it after it was taken, so it may hold work of theirs"
 _LEFT = "its remaining data may be the last copy"
@@ -69,20 +70,24 @@ class Deletion(Struct, frozen=True, kw_only=True):
     """Why it was not deleted; or why its space is not free yet, if the caller wanted to wait for that."""
 
 
-def examine(ctx: Context, names: Iterable[str]) -> tuple[Verdict, ...]:
+def examine(
+    ctx: Context, names: Iterable[str], seen: dict[Pool, tuple[Found, ...]] | None = None
+) -> tuple[Verdict, ...]:
     """Given names of snapshots, return one verdict for each snapshot. Change and lock nothing.
 
-    Raises the errors of `Catalog.resolve` for a name that matches no snapshot, or several.
+    `seen` is as in `check_storage`. Raises the errors of `Catalog.resolve` for a name that matches no snapshot, or
+    several.
     """
     chosen = {entry.manifest.id: entry for entry in (ctx.resolve(name) for name in names)}
     leases = ctx.catalog.leases()[0]
     rules: dict[str, tuple[str, ...]] = {}
     presences: dict[str, Presence] = {}
+    seen = {} if seen is None else seen
     for job in {entry.manifest.job for entry in chosen.values()}:
         of_job = [one for one in ctx.catalog.summaries(job)[0] if one.job == job]
         ready = [one for one in of_job if one.state == "ready"]
         lost = [one for one in of_job if _was_ready(one)]
-        presences |= check_storage(ctx, (*ready, *lost))
+        presences |= check_storage(ctx, (*ready, *lost), seen)
         rules |= _protections(ready, presences)
         rules |= {one.id: (_LEFT,) for one in lost if _may_be_wanted(one, presences[one.id])}
     return tuple(
@@ -133,14 +138,20 @@ def _obstacle(manifest: Manifest, leases: list[Lease]) -> SnapmgrError | None:
 
 
 def delete_snapshots(
-    ctx: Context, verdicts: Sequence[Verdict], *, force: bool, wait: bool = False
+    ctx: Context,
+    verdicts: Sequence[Verdict],
+    *,
+    force: bool,
+    wait: bool = False,
+    seen: dict[Pool, tuple[Found, ...]] | None = None,
 ) -> tuple[Deletion, ...]:
     """Delete snapshots that `examine` found deletable; with `force` also protected ones.
 
     All are examined again under the locks of their jobs. If any is refused then, also for a protection that `verdicts`
     did not show, nothing is deleted. After that a failed deletion does not affect the others. A snapshot whose deletion
     fails in the middle stays DELETING, and the next run of its job continues it. With `wait` the space is free at the
-    end.
+    end. Without `seen` the storage is read again, too; with what `examine` has just seen only the catalog is, where
+    whatever snapmgr did meanwhile is found.
 
     Raises BusyError if a run of one of the jobs is active, or an in-place restore is unfinished; NotFoundError if a
     snapshot is gone meanwhile.
@@ -151,7 +162,7 @@ def delete_snapshots(
         for job in sorted({verdict.entry.manifest.job for verdict in verdicts}):
             locks.enter_context(ctx.catalog.job_lock(job))
             refuse_unfinished_inplace(ctx.catalog, job)
-        now = examine(ctx, shown)
+        now = examine(ctx, shown, seen)
         refusals = [_refusal_now(ctx, verdict, shown[verdict.id], force=force) for verdict in now]
         if any(refusals):
             return tuple(Deletion(verdict=one, error=why) for one, why in zip(now, refusals, strict=True))

@@ -17,6 +17,8 @@ from snapmgr.contract.errors import AlteredError, InUseError, SnapmgrError
 from snapmgr.retention import Candidate, Decision, Policy, PrunePlan, plan
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from snapmgr.catalog.manifest import Manifest
     from snapmgr.catalog.summary import Summary
     from snapmgr.config.model import Job
@@ -65,14 +67,20 @@ def plan_prune(ctx: Context, job: Job, now: datetime, seen: dict[Pool, tuple[Fou
     keep: the plan for the existing ones is made as if there were no others. One that was changed is left: it may hold
     somebody's work.
     """
+    return _plan(ctx, job, ctx.catalog.summaries(job.name)[0], now, {} if seen is None else seen)
+
+
+def _plan(
+    ctx: Context, job: Job, snapshots: Iterable[Summary], now: datetime, seen: dict[Pool, tuple[Found, ...]]
+) -> PrunePlan:
     in_use = {lease.snapshot_id for lease in ctx.catalog.leases()[0]}
-    ready = [one for one in ctx.catalog.summaries(job.name)[0] if one.state == "ready"]
+    ready = [one for one in snapshots if one.state == "ready"]
     candidates = [to_candidate(one, in_use=one.id in in_use) for one in ready]
     policy = Policy(**msgspec.structs.asdict(job.retention))
     presences = check_storage(ctx, ready, seen)
     existing = {snapshot_id for snapshot_id, presence in presences.items() if presence == "complete"}
-    of_all = plan(candidates, policy, now)
     of_existing = plan([one for one in candidates if one.id in existing], policy, now)
+    of_all = plan(candidates, policy, now) if len(existing) < len(candidates) else of_existing
     altered = {snapshot_id for snapshot_id, presence in presences.items() if presence == "altered"}
     here = existing | altered
     taken_at = {one.id: (one.taken_at, one.id) for one in candidates}
@@ -100,7 +108,8 @@ def prune(ctx: Context, job: Job, *, wait: bool = False) -> Pruned:
     altered: list[str] = []
     with ctx.catalog.job_lock(job.name):
         failures = list(sweep(ctx, job.name))
-        planned = plan_prune(ctx, job, now)
+        found = ctx.catalog.summaries(job.name)[0]
+        planned = _plan(ctx, job, found, now, {})
         due, unread = ctx.catalog.load_many(decision.id for decision in planned.delete)
         failures += unread
         for manifest, error in delete_all(
@@ -116,7 +125,7 @@ def prune(ctx: Context, job: Job, *, wait: bool = False) -> Pruned:
                 in_use.append(manifest.id)
             else:
                 failures.append(error)
-        _forget_broken(ctx, job, now)
+        _forget_broken(ctx, [one for one in found if one.state == "broken"], now)
     if wait:
         # Without the lock: it may take minutes, and others can work meanwhile.
         failures += dict.fromkeys(await_space(ctx, deleted).values())
@@ -137,9 +146,8 @@ def _refuse_altered(ctx: Context, manifest: Manifest) -> None:
             backend.refuse_altered(member.ref)
 
 
-def _forget_broken(ctx: Context, job: Job, now: datetime) -> None:
+def _forget_broken(ctx: Context, broken: Iterable[Summary], now: datetime) -> None:
     """Forget old BROKEN snapshots of which the storage holds nothing more: until then doctor needs the manifest."""
-    broken = [one for one in ctx.catalog.summaries(job.name)[0] if one.state == "broken"]
     old = [ctx.catalog.load(one.id).manifest for one in broken if one.created_at < now - _BROKEN_KEPT]
     left = remaining_ids(ctx, old)
     for manifest in old:

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from snapmgr.mysql.connect.client import connect
 from snapmgr.mysql.datadir.layout import DataPlace, read_files
-from snapmgr.mysql.datadir.tablespace import tablespaces_elsewhere
-from snapmgr.mysql.lock.freeze import refuse_unsafe
 from snapmgr.mysql.lock.levels import LockNeeds, choose
 from snapmgr.source.located import SnapshotSource
 from snapmgr.source.server import probe_server, refuse_new_folders
@@ -33,6 +30,8 @@ def locate_mysql(ctx: Context, job: Job) -> SnapshotSource:
         live = probe_server(job)
         live.abilities.refuse_cluster()
         if freeze:
+            from snapmgr.mysql.lock.freeze import refuse_unsafe  # noqa: PLC0415 - few jobs freeze their server
+
             refuse_unsafe(live.process, job.lock_hold_s)
         layout = live.layout
     # If the server does not write, file-by-file copies and one volume after another are consistent.
@@ -63,19 +62,18 @@ def refuse_new_places(source: SnapshotSource) -> None:
     """Raise NotQuiescedError if the server's files lead to places outside the snapshot.
 
     Call it after the snapshot: a table made elsewhere between our last read of the layout and the lock is not in
-    it. MySQL leaves no trace of such a table in the datadir; but there DDL was blocked at that read, unless the
-    level has no such lock.
+    it. MySQL leaves no trace of such a table in the datadir; but there DDL was blocked at that read, or the server is
+    asked again (`snapmgr.backup.fire_mysql`).
     """
     if source.layout is None:
         return
     held = {path for share in source.shares for path in share.places}
     refuse_new_folders(read_files(source.layout.datadir).folders() - held - {*source.absent, *source.layout.scratch})
-    if source.live is not None and source.choice is not None and source.choice.level == "global-read-lock":
-        with connect(source.live.credentials) as connection:
-            source.live.check(connection)
 
 
 def _read_stopped(datadir: str) -> ServerLayout:
+    from snapmgr.mysql.datadir.tablespace import tablespaces_elsewhere  # noqa: PLC0415 - a live server tells them
+
     layout = read_files(datadir)
     elsewhere = {place.path for place in layout.places}
     found = [DataPlace(what="tablespace", path=path) for path in tablespaces_elsewhere(datadir) - elsewhere]

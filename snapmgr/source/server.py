@@ -8,10 +8,11 @@ from msgspec import Struct
 
 from snapmgr.catalog.manifest import ServerRecord
 from snapmgr.contract.errors import NotQuiescedError
-from snapmgr.mysql.connect.abilities import Abilities, probe_abilities
+from snapmgr.mysql.connect.abilities import ABILITIES, Abilities, probe_abilities
 from snapmgr.mysql.connect.client import Credentials, connect
-from snapmgr.mysql.connect.identity import identify, program_of
-from snapmgr.mysql.datadir.layout import read_layout
+from snapmgr.mysql.connect.identity import IDENTITY, identify, program_of
+from snapmgr.mysql.datadir.engines import count_tables
+from snapmgr.mysql.datadir.layout import LAYOUT, read_layout, read_places
 from snapmgr.mysql.lock.levels import DURABILITY, REDO_AT_COMMIT
 from snapmgr.mysql.lock.position import one_line
 from snapmgr.mysql.lock.replication import applies_in_parallel, name_problems, read_channels
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from snapmgr.mysql.lock.replication import Channel
 
 _PROBE_S = 60.0
+# Read at once: the server lists all its variables for each question.
+_CHECKED = (*IDENTITY, *LAYOUT, *DURABILITY)
+_PROBED = (*_CHECKED, *ABILITIES, "gtid_purged")
 
 
 class LiveServer(Struct, frozen=True, kw_only=True):
@@ -60,14 +64,17 @@ class LiveServer(Struct, frozen=True, kw_only=True):
     def check(self, connection: Connection) -> None:
         """Raise NotQuiescedError unless `connection` leads to the same server with the same layout."""
         connection.set_read_timeout(_PROBE_S)
-        now = identify(connection)
+        values = connection.variables(*_CHECKED)
+        now = identify(connection, values)
         if now != self.identity:
             raise NotQuiescedError("the server was restarted or replaced since it was probed", hint="try again")
-        layout = read_layout(connection, now)
+        layout = read_places(connection, now, values)
         refuse_new_folders(layout.folders() - self.layout.folders())
-        new = sorted({*layout.engines} - {*self.layout.engines}) if self.lockless else []
-        settings = connection.variables(*(DURABILITY if self.lockless else (REDO_AT_COMMIT,)))
-        new += sorted(name for name in settings if settings[name] != self.durability.get(name))
+        new: list[str] = []
+        if self.lockless:
+            new = sorted({*count_tables(connection, layout.engines)} - {*self.layout.engines})
+        decisive = DURABILITY if self.lockless else (REDO_AT_COMMIT,)
+        new += sorted(name for name in decisive if values.get(name) != self.durability.get(name))
         if new:
             raise NotQuiescedError(f"new or changed since the server was probed: {', '.join(new)}", hint="try again")
 
@@ -95,13 +102,14 @@ def probe_server(job: Job) -> LiveServer:
     with connect(credentials) as connection:
         # No lock is held: a server with 200,000 tables may take long to list them.
         connection.set_read_timeout(_PROBE_S)
-        identity = identify(connection)
+        values = connection.variables(*_PROBED)
+        identity = identify(connection, values)
         if job.datadir is not None and find_target(job.datadir).path != identity.datadir:
             raise NotQuiescedError(
                 f"the server at {identity.socket} has its datadir at {identity.datadir}, the job says {job.datadir}",
                 hint="correct the job's socket or datadir",
             )
-        abilities = probe_abilities(connection, identity)
+        abilities = probe_abilities(connection, identity, values)
         channels = read_channels(connection, abilities)
         return LiveServer(
             credentials=credentials,
@@ -109,9 +117,9 @@ def probe_server(job: Job) -> LiveServer:
             abilities=abilities,
             channels=channels,
             parallel_applier=applies_in_parallel(connection, channels),
-            layout=read_layout(connection, identity),
-            durability=connection.variables(*DURABILITY),
-            gtid_purged=one_line(connection.variables("gtid_purged").get("gtid_purged")),
+            layout=read_layout(connection, identity, values),
+            durability={name: values[name] for name in DURABILITY if name in values},
+            gtid_purged=one_line(values.get("gtid_purged")),
         )
 
 

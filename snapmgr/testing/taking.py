@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.api import FireError, StorageError
 from snapmgr.backup.trigger import Trigger
@@ -238,7 +239,10 @@ class TakingContract(Contract):
                 (origin / name).write_bytes(bytes(8))
 
     def test_notes_come_back(self, lab: Lab) -> None:
-        """A note of up to 64 KiB is kept beside the snapshot; the last one counts; the data do not change."""
+        """A note of up to 64 KiB is kept beside the snapshot; the last one counts; the data do not change.
+
+        An inventory without notes returns the same but for them.
+        """
         origin = lab.make_origin()
         plant(origin)
         ref, before = lab.take_one(origin), fingerprint(origin)
@@ -248,6 +252,8 @@ class TakingContract(Contract):
             lab.backend().annotate(ref, note)
             assert [found.note for found in _of(lab.found(ref.pool), ref.snapshot_id)] == [note]
         assert [found.note for found in _of(lab.found(ref.pool), other.snapshot_id)] == [None]
+        bare = lab.backend().inventory((ref.pool,), notes=False)
+        assert [replace(one, note=None) for one in lab.found(ref.pool)] == [replace(one, note=None) for one in bare]
         with lab.attached(ref, writable=False) as reached:
             same(before, fingerprint(lab.inside(reached, origin)))
         lab.backend().settle((ref,), 60)

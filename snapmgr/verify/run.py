@@ -69,7 +69,8 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
         with (
             removing_if_lost(ctx, manifest),
             space_required(f"verify snapshot {manifest.id}"),
-            attached(ctx, entry) as lease,
+            # A server changes files everywhere, a check command few or none.
+            attached(ctx, entry, overlay=manifest.source == "directory") as lease,
         ):
             try:
                 trial.run(lease)

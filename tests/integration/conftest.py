@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -47,3 +48,5 @@ def files(shared_files: Scene) -> Iterator[Scene]:
     yield shared_files
     for path in shared_files.snapshot_paths():
         subprocess.run(["btrfs", "-q", "subvolume", "delete", path], check=True)
+    for note in Path(shared_files.file_system.point, ".snapmgr").glob("*.json"):
+        note.unlink()

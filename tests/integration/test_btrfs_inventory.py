@@ -14,6 +14,8 @@ from msgspec import structs
 
 from snapmgr.api import InUseError, NotFoundError, Pool, StorageError
 from snapmgr.system.mount import mount_device, unmount
+from snapmgr_btrfs import kernel, library
+from snapmgr_btrfs.folder import look, subvolumes
 from support.btrfs import attached, btrfs_disk, locate, make_backend, make_subvolume, new_record, run, take
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")
@@ -68,6 +70,32 @@ def test_foreign_and_received_subvolumes_and_plain_things_are_not_returned(disk,
     assert (folder / "sent" / "file").exists()
 
 
+def test_one_search_finds_what_opening_each_finds_and_only_in_the_folder_itself(disk, origin, folder, monkeypatch):
+    refs = {take(BACKEND, origin, f"number-{number}") for number in range(4)}
+    take(BACKEND, origin, "gone")
+    (folder / "inner").mkdir()
+    for place in (folder / "inner", disk.point):
+        run("btrfs", "subvolume", "snapshot", "-r", origin, place / "elsewhere")
+    run("btrfs", "subvolume", "snapshot", origin, folder / "odd")
+    (folder / "odd").rename(os.fsdecode(os.fsencode(folder) + b"/odd-\xff"))
+    # Its space is not free yet.
+    run("btrfs", "subvolume", "delete", folder / "gone")
+    lib = library.load()
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        for most_bytes in (1 << 10, kernel._SEARCH_BUFFER):  # two of them in a call; all
+            monkeypatch.setattr(kernel, "_SEARCH_BUFFER", most_bytes)
+            entries = subvolumes(lib, fd)
+            assert [entry.name for entry in entries] == ["first", *(f"number-{n}" for n in range(4)), "odd-\udcff"]
+            for entry in entries:
+                opened = look(lib, fd, entry.name)
+                for name in kernel.Subvolume.__struct_fields__:
+                    assert getattr(entry.info, name) == getattr(opened.info, name), name
+    finally:
+        os.close(fd)
+    assert {found.ref for found in _found(disk).values()} == refs | {_found(disk)["first"].ref}
+
+
 def test_a_snapshot_made_writable_is_debris_and_is_neither_attached_nor_repaired_away(disk, folder):
     ref = _found(disk)["first"].ref
     run("btrfs", "property", "set", folder / "first", "ro", "false")
@@ -118,11 +146,11 @@ def test_notes_are_stored_replaced_and_left_over_ones_cleared(disk, folder):
         BACKEND.annotate(ref, b"x" * (64 * 1024 + 1))
     BACKEND.annotate(ref, b"x" * 64 * 1024)
     assert len(_found(disk)["first"].note) == 64 * 1024
-    (folder / "gone.json").write_bytes(b"an orphan")
+    (folder / "gone.json").write_bytes(b"an orphan")  # perhaps of a snapshot that was moved
     (folder / ".other.99999999.tmp").write_bytes(b"half")
     (folder / "unrelated.txt").write_bytes(b"not ours")
     debris = [found for found in _found(disk).values() if found.kind == "debris"]
-    assert {found.name for found in debris} == {"gone.json", ".other.99999999.tmp"}
+    assert {found.name: found.note for found in debris} == {"gone.json": b"an orphan", ".other.99999999.tmp": None}
     assert all(found.why for found in debris)
     for found in (*debris, *debris):
         BACKEND.repair(found)

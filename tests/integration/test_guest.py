@@ -71,9 +71,12 @@ def test_two_boots_with_one_disk_and_one_folder_are_a_reboot_and_udev_is_there_i
 
 
 @contextmanager
-def started(command: str, limit_s: float = 60.0, *, below_shell: bool = False) -> Iterator[subprocess.Popen[str]]:
+def started(
+    command: str, limit_s: float = 60.0, *options: str, below_shell: bool = False
+) -> Iterator[subprocess.Popen[str]]:
     """Yield a launcher whose guest runs a command; what is left of the launcher is killed."""
-    argv = guest.command_line("sh", "-c", f"cat /proc/cmdline; {command}", limit_s=limit_s)
+    launcher, *rest = guest.command_line("sh", "-c", f"cat /proc/cmdline; {command}", limit_s=limit_s)
+    argv = [launcher, *options, *rest]
     # Not the shell's last command: it would take the shell's place.
     argv = ["/bin/sh", "-c", '"$@"; :', "sh", *argv] if below_shell else argv
     pipe = subprocess.PIPE
@@ -148,18 +151,22 @@ def test_nothing_is_left_of_a_guest_when_its_caller_or_its_keeper_is_killed_or_n
     assert is_gone(folder)
 
 
-def test_a_time_limit_ends_the_command_first_and_then_the_guest():
+def test_a_time_limit_ends_the_command_first_and_then_the_guest_and_silence_ends_it_too():
     # Time enough to boot on a busy machine.
     obedient = started("trap 'echo so far; exit 0' TERM; sleep 60 & wait", limit_s=24)
     stubborn = started("trap '' TERM; echo here; sleep 60; sleep 60", limit_s=20)
-    with obedient as one, stubborn as other:
-        folders = [its_work_folder(launcher) for launcher in (one, other)]
+    silent = started("echo here; sleep 300", 200, "--silence=20")
+    with obedient as one, stubborn as other, silent as third:
+        folders = [its_work_folder(launcher) for launcher in (one, other, third)]
         code, out, said = ended(other)
         assert (code, out) == (124, "here\n"), said
         assert "did not end within 20 s and was killed" in said
         code, out, said = ended(one)
         assert (code, out) == (124, "so far\n"), said
         assert "was near its time limit of 24 s, so its command was ended" in said
+        code, out, said = ended(third)
+        assert (code, out) == (124, "here\n"), said
+        assert "printed nothing for 20 s and was killed" in said
     assert all(is_gone(folder) for folder in folders)
 
 

@@ -68,7 +68,7 @@ class World:
         """Nothing can run full."""
         return ()
 
-    def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
+    def inventory(self, pools: tuple[Pool, ...], *, notes: bool = True) -> tuple[Found, ...]:  # noqa: ARG002
         """Return the snapshots, a copy that is made among them."""
         (pool,) = pools
         found = self.data()["snapshots"]

@@ -13,6 +13,8 @@ from msgspec import Struct
 from snapmgr.contract.errors import NotQuiescedError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from snapmgr.mysql.connect.client import Connection
     from snapmgr.mysql.connect.identity import ServerIdentity
 
@@ -22,7 +24,8 @@ _COUNTERS = (
     "Com_show_binary_log_status",
     "Com_show_replica_status",
 )
-_VARIABLES = ("log_bin", "max_statement_time", "wsrep_on", "wsrep_provider", "group_replication_group_name")
+ABILITIES = ("log_bin", "max_statement_time", "wsrep_on", "wsrep_provider", "group_replication_group_name")
+"""Variables that tell what a server can do."""
 
 
 class Abilities(Struct, frozen=True, kw_only=True):
@@ -56,10 +59,15 @@ class Abilities(Struct, frozen=True, kw_only=True):
             )
 
 
-def probe_abilities(connection: Connection, identity: ServerIdentity) -> Abilities:
-    """Ask a server for its abilities. Takes no lock and needs no privilege. Raises MysqlError."""
+def probe_abilities(
+    connection: Connection, identity: ServerIdentity, variables: Mapping[str, str] | None = None
+) -> Abilities:
+    """Ask a server for its abilities. Takes no lock and needs no privilege. Raises MysqlError.
+
+    `variables` holds at least ABILITIES, just read on this connection; without it, this reads them.
+    """
     counters = connection.status(*_COUNTERS)
-    values = connection.variables(*_VARIABLES)
+    values = connection.variables(*ABILITIES) if variables is None else variables
     mysql = identity.flavor == "mysql"
     modern = "com_show_replica_status" in counters
     return Abilities(
@@ -82,7 +90,7 @@ def is_on(value: str | None) -> bool:
     return value is not None and value.upper() in ("ON", "1")
 
 
-def _cluster(values: dict[str, str]) -> str | None:
+def _cluster(values: Mapping[str, str]) -> str | None:
     if is_on(values.get("wsrep_on")) and values.get("wsrep_provider", "none") not in ("", "none"):
         return "Galera"
     # The variable exists once the plugin is loaded, and is empty until a group is named.

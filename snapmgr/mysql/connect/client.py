@@ -9,7 +9,8 @@ import os
 import pwd
 import socket as sockets
 import struct
-from contextlib import suppress
+import sys
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from msgspec import Struct
@@ -18,7 +19,7 @@ from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotQui
 from snapmgr.mysql.connect.statements import first_words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
 
 _DEFAULT_SOCKETS = ("/run/mysqld/mysqld.sock", "/var/lib/mysql/mysql.sock")
@@ -29,6 +30,9 @@ _LOST = frozenset({2006, 2013, 2055, 1053, 1152, 1158, 1159, 1160, 1161, 1927, 3
 _DENIED = frozenset({1044, 1045, 1698, 2059, 4151})
 _MISSING_PRIVILEGE = frozenset({1142, 1143, 1227, 1370, 1410})
 _SYNTAX_ERROR = 1064
+# PyMySQL does without them where they are missing. Loading them takes more than half of its time, and on a unix socket
+# it uses neither: no TLS, and no RSA for a password that does not leave the machine.
+_UNUSED = ("cryptography", "ssl")
 # Overrides global defaults that would truncate an answer, end its query, or parse our statements differently.
 _PLAIN_SESSION = (
     "SET SESSION sql_mode = '', sql_select_limit = 18446744073709551615, sql_big_selects = 1"
@@ -166,13 +170,13 @@ class Connection:
         return sock
 
     def _run(self, sql: str, args: Sequence[object]) -> list[dict[str, object]]:
-        import pymysql  # noqa: PLC0415 - slow; loaded only where we talk to a server
+        from pymysql import MySQLError  # noqa: PLC0415 - slow; `connect` has loaded it
 
         try:
             with self._raw.cursor() as cursor:
                 cursor.execute(sql, tuple(args) or None)
                 return list(cursor.fetchall())
-        except pymysql.MySQLError as error:
+        except MySQLError as error:
             failure = _statement_failure(sql, error)
         except BaseException as error:
             # An answer may be half read (an interruption, undecodable text): the connection is no longer usable.
@@ -263,8 +267,9 @@ def _own_name() -> str:
 def _open(login: _Login, timeout_s: float) -> Any | MysqlError:  # noqa: ANN401 - PyMySQL has no types
     """Return an open PyMySQL connection, or the error to raise: from here it would carry a frame with the password."""
     try:
-        import pymysql  # noqa: PLC0415 - slow; loaded only where we talk to a server
-        from pymysql.cursors import DictCursor  # noqa: PLC0415
+        with _without(_UNUSED):
+            import pymysql  # noqa: PLC0415 - slow; loaded only where we talk to a server
+            from pymysql.cursors import DictCursor  # noqa: PLC0415
     except ImportError as error:
         from snapmgr.system.environment import install_command  # noqa: PLC0415 - only here
 
@@ -306,6 +311,19 @@ def _open(login: _Login, timeout_s: float) -> Any | MysqlError:  # noqa: ANN401 
     return raw
 
 
+@contextmanager
+def _without(names: Iterable[str]) -> Iterator[None]:
+    """Let imports of these modules fail meanwhile, unless they are loaded already."""
+    loaded: dict[str, Any] = sys.modules
+    hidden = [name for name in names if name not in loaded]
+    loaded.update(dict.fromkeys(hidden))  # None: ImportError (the Python reference, "The import system")
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del loaded[name]
+
+
 def _login_failure(login: _Login, error: Exception) -> MysqlError:
     where = f"the database server at {login.socket}"
     # PyMySQL wraps the socket's error during the handshake.
@@ -318,8 +336,9 @@ def _login_failure(login: _Login, error: Exception) -> MysqlError:
         account = (
             f"user {login.user!r}, {'with' if login.password else 'without'} password: put user and password into "
             "the [client] group of a defaults-file (mode 600), or create an account for unix_socket (MariaDB) or "
-            "auth_socket (MySQL) authentication; an account with REQUIRE SSL is refused as well, because "
-            "snapmgr uses the unix socket without TLS: ALTER USER … REQUIRE NONE"
+            "auth_socket (MySQL) authentication; an account with REQUIRE SSL or sha256_password is refused as well, "
+            "because snapmgr uses the unix socket without TLS: ALTER USER … REQUIRE NONE, or IDENTIFIED WITH "
+            "caching_sha2_password"
         )
         return MysqlError(f"{where} refuses us: {text} (error {errno})", errno=errno, hint=account)
     if errno in _LOST:

@@ -18,12 +18,14 @@ from snapmgr.system.host import start_ticks
 from snapmgr.system.paths import lies_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from snapmgr.mysql.connect.client import Connection
 
 _PROXIES = ("socat", "mysqlrouter", "maxscale", "proxysql", "haproxy", "ssh", "sshd", "nginx", "systemd-socket-")
 _MARIADB_ONLY = "aria_block_size"
+IDENTITY = ("datadir", "version", "server_id", "server_uuid", "socket", _MARIADB_ONLY)
+"""Variables that tell who a server is."""
 _SERVERS = frozenset({"mariadbd", "mysqld"})
 _PROC = Path("/proc")
 
@@ -47,13 +49,15 @@ class ServerIdentity(Struct, frozen=True, kw_only=True):
     """The socket that we connected to."""
 
 
-def identify(connection: Connection) -> ServerIdentity:
+def identify(connection: Connection, variables: Mapping[str, str] | None = None) -> ServerIdentity:
     """Return which server answers on `connection`, after proof that its process has the datadir open for writing.
 
-    Sends only SHOW VARIABLES. Raises NotQuiescedError for a proxy, socket activation, a container's server or any other
-    process that does not own the datadir; MissingRequirementError without the right to inspect the process.
+    `variables` holds at least IDENTITY, just read on this connection; without it, this reads them.
+
+    Raises NotQuiescedError for a proxy, socket activation, a container's server or any other process that does not own
+    the datadir; MissingRequirementError without the right to inspect the process.
     """
-    found = connection.variables("datadir", "version", "server_id", "server_uuid", "socket", _MARIADB_ONLY)
+    found = connection.variables(*IDENTITY) if variables is None else variables
     pid = connection.peer_pid()
     if pid == 0:
         raise NotQuiescedError(

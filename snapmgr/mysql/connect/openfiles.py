@@ -13,26 +13,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+# Few servers have such a file outside their datadir: each expression is built at its first use.
 _KINDS = (
-    ("replication state", re.compile(r"(multi-)?master.*\.info|relay-log.*\.info")),
-    ("DDL recovery log", re.compile(r"ddl_(recovery|log).*\.log")),
-    ("transaction coordinator's log", re.compile(r"tc\.log")),
-    ("redo log", re.compile(r"ib_logfile\d+|#ib_redo\d+.*|#innodb_redo")),
-    ("undo tablespaces", re.compile(r"undo_?\d+|.+\.ibu")),
-    ("doublewrite buffer", re.compile(r".+\.dblwr")),
-    ("system tablespace", re.compile(r"ibdata\d*")),
-    ("Aria log", re.compile(r"aria_log.*")),
-    ("tablespace", re.compile(r".+\.ibd")),
-    ("table", re.compile(r".+\.(MYD|MYI|MAD|MAI|CSV|ARZ)")),
+    ("replication state", r"(multi-)?master.*\.info|relay-log.*\.info"),
+    ("DDL recovery log", r"ddl_(recovery|log).*\.log"),
+    ("transaction coordinator's log", r"tc\.log"),
+    ("redo log", r"ib_logfile\d+|#ib_redo\d+.*|#innodb_redo"),
+    ("undo tablespaces", r"undo_?\d+|.+\.ibu"),
+    ("doublewrite buffer", r".+\.dblwr"),
+    ("system tablespace", r"ibdata\d*"),
+    ("Aria log", r"aria_log.*"),
+    ("tablespace", r".+\.ibd"),
+    ("table", r".+\.(MYD|MYI|MAD|MAI|CSV|ARZ)"),
 )
 # Tables that an ALTER or a query makes: they come and go.
-_TEMPORARY = re.compile(r"#sql.*|.*ibtmp\d+|temp_\d+\.ibt")
+_TEMPORARY = r"#sql.*|.*ibtmp\d+|temp_\d+\.ibt"
 _STANDARD_STREAMS = ("0", "1", "2")
 
 
 def kind_of(name: str) -> str | None:
     """Return the kind of data in a server's file of this name; None if the name is unknown."""
-    return next((what for what, pattern in _KINDS if pattern.fullmatch(name)), None)
+    return next((what for what, pattern in _KINDS if re.fullmatch(pattern, name)), None)
 
 
 def open_files(pid: int, known: Collection[str]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -61,7 +62,7 @@ def open_files(pid: int, known: Collection[str]) -> tuple[dict[str, str], tuple[
         except (FileNotFoundError, NotADirectoryError):
             continue
         name = os.path.basename(path)
-        if _TEMPORARY.fullmatch(name):
+        if re.fullmatch(_TEMPORARY, name):
             continue
         what = kind_of(name)
         if what is None:

@@ -11,34 +11,32 @@ from typing import Literal
 
 Kind = Literal["read", "write", "ddl", "other"]
 
+# Expressions are built at their first use: most commands need none of them.
 _NAME = r"(`(?:[^`]|``)+`|[\w$]+)(?:\s*\.\s*(`(?:[^`]|``)+`|[\w$]+))?"
 # A text that the server truncated may end within a literal or a comment, which then extends to the end.
-_NOT_CODE = re.compile(
-    r"""
+_NOT_CODE = r"""(?xs)
     '(?:[^'\\]|\\.|'')*(?:'|\Z)
     | "(?:[^"\\]|\\.|"")*(?:"|\Z)
     | /\*M?!\d* | \*/  # its content is executed
     | /\*.*?(?:\*/|\Z)
     | (?:\#|--(?=\s|\Z))[^\n]*
-    """,
-    re.VERBOSE | re.DOTALL,
-)
+    """
 _BLANKS = "( \t\r\n;"
 # MariaDB: settings for the one statement that follows.
-_SETTINGS = re.compile(r"SET\s+STATEMENT\s.*?\sFOR\s+", re.IGNORECASE | re.DOTALL)
+_SETTINGS = r"(?is)SET\s+STATEMENT\s.*?\sFOR\s+"
 # The same without a literal: the words behind it may be shown.
-_PLAIN_SETTING = re.compile(r"SET STATEMENT \S+ = \S+ FOR ")
-_FIRST_WORDS = re.compile(r"\s*((?:[A-Za-z_@.]+)(?:\s+[A-Za-z_@.]+){0,4})(?=\s|$|[^\w@.'\"`])")
+_PLAIN_SETTING = r"SET STATEMENT \S+ = \S+ FOR "
+_FIRST_WORDS = r"\s*((?:[A-Za-z_@.]+)(?:\s+[A-Za-z_@.]+){0,4})(?=\s|$|[^\w@.'\"`])"
 _READ_VERBS = ("SELECT", "TABLE", "VALUES")
 _WRITE_VERBS = ("INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD")
 _DDL_VERBS = ("ALTER", "CREATE", "DROP", "RENAME", "TRUNCATE", "OPTIMIZE", "REPAIR")
-_TEMPORARY = re.compile(r"(?:CREATE(?:\s+OR\s+REPLACE)?|DROP)\s+TEMPORARY\b", re.IGNORECASE)
-_LOCKS_ROWS = re.compile(r"\bFOR\s+UPDATE\b", re.IGNORECASE)
-_NOT_JUST_READING = re.compile(r"\b(?:INTO|FOR\s+UPDATE|FOR\s+SHARE|IN\s+SHARE\s+MODE)\b", re.IGNORECASE)
+_TEMPORARY = r"(?i)(?:CREATE(?:\s+OR\s+REPLACE)?|DROP)\s+TEMPORARY\b"
+_LOCKS_ROWS = r"(?i)\bFOR\s+UPDATE\b"
+_NOT_JUST_READING = r"(?i)\b(?:INTO|FOR\s+UPDATE|FOR\s+SHARE|IN\s+SHARE\s+MODE)\b"
 # mysqldump and mydumper ask for rows with it; the comment is code.
-_OF_A_BACKUP = re.compile(r"SQL_NO_CACHE\b", re.IGNORECASE)
+_OF_A_BACKUP = r"(?i)SQL_NO_CACHE\b"
 _TARGETS = tuple(
-    re.compile(pattern + _NAME, re.IGNORECASE)
+    f"(?i){pattern}{_NAME}"
     for pattern in (
         r"UPDATE\s+(?:(?:LOW_PRIORITY|IGNORE)\s+)*",
         r"(?:INSERT|REPLACE)\s+(?:(?:LOW_PRIORITY|DELAYED|HIGH_PRIORITY|IGNORE|INTO)\s+)*",
@@ -53,7 +51,7 @@ _TARGETS = tuple(
 
 def first_words(sql: str) -> str:
     """Return up to five leading words of a statement, up to the first literal, quoted name or bracket."""
-    match = _FIRST_WORDS.match(_PLAIN_SETTING.sub("", sql, count=1))
+    match = re.match(_FIRST_WORDS, re.sub(_PLAIN_SETTING, "", sql, count=1))
     return " ".join(match[1].split()) if match else "statement"
 
 
@@ -62,8 +60,8 @@ def code(sql: str) -> str:
 
     The content of an executable comment is code, for any server. SET STATEMENT … FOR is left out.
     """
-    text = _NOT_CODE.sub(lambda match: "''" if match[0][0] in "'\"" else " ", sql).lstrip(_BLANKS)
-    return (text[match.end() :] if (match := _SETTINGS.match(text)) else text).lstrip(_BLANKS)
+    text = re.sub(_NOT_CODE, lambda match: "''" if match[0][0] in "'\"" else " ", sql).lstrip(_BLANKS)
+    return (text[match.end() :] if (match := re.match(_SETTINGS, text)) else text).lstrip(_BLANKS)
 
 
 def kind(sql: str) -> Kind:
@@ -78,10 +76,10 @@ def kind(sql: str) -> Kind:
         words = set(re.findall(r"[A-Z]+", text.upper()))
         return "write" if words & {"UPDATE", "DELETE", "INSERT"} else "read"
     if verb in _READ_VERBS:
-        return "write" if _LOCKS_ROWS.search(text) else "read"
+        return "write" if re.search(_LOCKS_ROWS, text) else "read"
     if verb in _WRITE_VERBS:
         return "write"
-    if verb in _DDL_VERBS and not _TEMPORARY.match(text):
+    if verb in _DDL_VERBS and not re.match(_TEMPORARY, text):
         return "ddl"
     return "other"
 
@@ -104,8 +102,8 @@ def is_only_a_select(sql: str) -> bool:
         and kind(sql) == "read"
         and "/*!" not in sql
         and "/*M!" not in sql
-        and not _NOT_JUST_READING.search(text)
-        and not _OF_A_BACKUP.search(sql)
+        and not re.search(_NOT_JUST_READING, text)
+        and not re.search(_OF_A_BACKUP, sql)
     )
 
 
@@ -116,7 +114,7 @@ def target(sql: str) -> tuple[str | None, str] | None:
     """
     text = code(sql)
     for pattern in _TARGETS:
-        if match := pattern.match(text):
+        if match := re.match(pattern, text):
             first, second = (part and _bare(part) for part in match.groups())
             return (first, second) if second else (None, str(first))
     return None

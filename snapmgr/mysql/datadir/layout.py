@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from snapmgr.mysql.connect.abilities import is_on
 from snapmgr.mysql.connect.openfiles import kind_of, open_files
@@ -22,7 +23,7 @@ from snapmgr.system.blockdev import read_mounts
 from snapmgr.system.paths import lies_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from snapmgr.mysql.connect.client import Connection
     from snapmgr.mysql.connect.identity import ServerIdentity
@@ -59,6 +60,10 @@ _SCRATCH = ("tmpdir", "innodb_tmpdir", "slave_load_tmpdir", "replica_load_tmpdir
 _TEMPORARY_FILES = "innodb_temp_data_file_path"
 # Files for people, not data.
 _MESSAGE_FILES = ("log_error", "general_log_file", "slow_query_log_file", "log_slow_query_file", "pid_file")
+LAYOUT = tuple(
+    sorted({*_FOLDERS, *_FILES, *SETTINGS, *PATH_SETTINGS, *_SCRATCH, *_MESSAGE_FILES, _TEMPORARY_FILES, "log_bin"})
+)
+"""Variables that tell where a server writes, and what a server on a copy needs."""
 # Tables of InnoDB's tablespaces by age: MySQL 8, MariaDB, MySQL 5.7 and old MariaDB. All have SPACE, a number.
 _TABLESPACE_TABLES = (
     ("INNODB_DATAFILES", "PATH"),
@@ -67,8 +72,8 @@ _TABLESPACE_TABLES = (
 )
 # The system tablespace, whose paths are relative to its own folder, and the temporary one, which nobody needs.
 _NOT_LISTED = "(0, 4294967293, 4294967294)"
-_PARTITION = re.compile(r"#p#.*", re.IGNORECASE)
-_DATA_FILE = re.compile(r"\s*(?P<path>.+?):\d")
+_PARTITION = r"(?i)#p#.*"
+_DATA_FILE = r"\s*(?P<path>.+?):\d"
 
 
 class DataPlace(Struct, frozen=True, kw_only=True):
@@ -109,14 +114,31 @@ class ServerLayout(Struct, frozen=True, kw_only=True):
         return {place.folder for place in self.places}
 
 
-def read_layout(connection: Connection, identity: ServerIdentity) -> ServerLayout:
+def read_layout(
+    connection: Connection, identity: ServerIdentity, variables: Mapping[str, str] | None = None
+) -> ServerLayout:
     """Ask the server, and read its datadir, for all files that it writes. Changes and locks nothing.
+
+    `variables` holds at least LAYOUT, just read on this connection; without it, this reads them.
 
     Raises MysqlError, with error 1227 if the account does not have PROCESS.
     """
+    values = connection.variables(*LAYOUT) if variables is None else variables
+    layout = read_places(connection, identity, values)
+    return replace(
+        layout,
+        settings=layout.settings | key_settings(connection, identity.flavor) | plugin_settings(connection),
+        engines=count_tables(connection, layout.engines),
+    )
+
+
+def read_places(connection: Connection, identity: ServerIdentity, variables: Mapping[str, str]) -> ServerLayout:
+    """Return the layout without the settings of keys and plugins, and with the engines that the files show.
+
+    The arguments are those of `read_layout`, and so are the errors.
+    """
     datadir = identity.datadir
-    names = {*_FOLDERS, *_FILES, *SETTINGS, *PATH_SETTINGS, *_SCRATCH, *_MESSAGE_FILES, _TEMPORARY_FILES, "log_bin"}
-    values = connection.variables(*sorted(names))
+    values = dict(variables)
     logs = values.get("log_bin_basename") if is_on(values.get("log_bin")) else None
     if logs is None:
         values.pop("log_bin_basename", None)
@@ -134,10 +156,8 @@ def read_layout(connection: Connection, identity: ServerIdentity) -> ServerLayou
         scratch=scratch,
         unknown_files=unknown,
         log_bin_basename=os.path.normpath(os.path.join(datadir, logs)) if logs else None,
-        settings=source_settings(values, datadir)
-        | key_settings(connection, identity.flavor)
-        | plugin_settings(connection),
-        engines=count_tables(connection, scan.counts()),
+        settings=source_settings(values, datadir),
+        engines=scan.counts(),
     )
 
 
@@ -179,7 +199,7 @@ def gather(found: list[DataPlace], datadir: str, foreign: tuple[str, ...] = ()) 
 
 def data_files(data_file_path: str) -> tuple[str, ...]:
     """Given innodb_data_file_path ("ibdata1:12M;/b/ibdata2:1G:autoextend"), return its paths."""
-    parts = (_DATA_FILE.match(part) for part in data_file_path.split(";"))
+    parts = (re.match(_DATA_FILE, part) for part in data_file_path.split(";"))
     return tuple(match["path"] for match in parts if match)
 
 
@@ -248,7 +268,8 @@ def _tablespaces(connection: Connection, datadir: str) -> Iterator[DataPlace]:
         (str(row["t"]).upper(), str(row["c"]).upper())
         for row in connection.rows(
             "SELECT TABLE_NAME AS t, COLUMN_NAME AS c FROM information_schema.COLUMNS "
-            "WHERE TABLE_SCHEMA = 'information_schema' AND TABLE_NAME LIKE 'INNODB%'"
+            "WHERE TABLE_SCHEMA = 'information_schema' AND TABLE_NAME IN %s AND COLUMN_NAME IN %s",
+            tuple(zip(*_TABLESPACE_TABLES, strict=True)),
         )
     }
     for table, column in _TABLESPACE_TABLES:
@@ -299,7 +320,7 @@ class _Scan:
         stem, extension = os.path.splitext(name)
         if extension in ENGINE_FILES and schema not in SYSTEM_SCHEMAS:
             tables = self.engine_files.setdefault(ENGINE_FILES[extension], set())
-            tables.add(f"{schema}/{_PARTITION.sub('', stem)}")
+            tables.add(f"{schema}/{re.sub(_PARTITION, '', stem)}")
 
 
 def _device(entry: os.DirEntry[str], if_gone: int) -> int:

@@ -17,8 +17,6 @@ from snapmgr.contract.units import format_duration
 from snapmgr.mysql.connect.client import ConnectionLostError, MysqlError
 from snapmgr.mysql.connect.statements import is_only_a_select
 from snapmgr.mysql.lock.probe import Session, words
-from snapmgr.mysql.lock.probe_mariadb import MariadbLockProbe
-from snapmgr.mysql.lock.probe_mysql import MysqlLockProbe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -112,11 +110,7 @@ class BlockerWatch:
 
     def __init__(self, connection: Connection, abilities: Abilities, level: LockLevel, min_age_s: float) -> None:
         self._min_age_s = min_age_s
-        self.probe: LockProbe = (
-            MysqlLockProbe(connection, level)
-            if abilities.flavor == "mysql"
-            else MariadbLockProbe(connection, level, backup_stages=abilities.backup_stages)
-        )
+        self.probe = _probe(connection, abilities, level)
         # On MariaDB a lock request that gives up leaves nothing behind.
         self._youngest_s = 0.0 if abilities.flavor == "mysql" else min_age_s
         self._since: dict[Hashable, float] = {}
@@ -155,6 +149,17 @@ class BlockerWatch:
         causes = self.probe.row_lock_waits()
         named = [replace(each, waits_for=causes.get(each.connection_id or 0)) for each in blockers[:_NAMED]]
         return [*named, *blockers[_NAMED:]]
+
+
+def _probe(connection: Connection, abilities: Abilities, level: LockLevel) -> LockProbe:
+    # Only the one that this server needs is loaded.
+    if abilities.flavor == "mysql":
+        from snapmgr.mysql.lock.probe_mysql import MysqlLockProbe  # noqa: PLC0415
+
+        return MysqlLockProbe(connection, level)
+    from snapmgr.mysql.lock.probe_mariadb import MariadbLockProbe  # noqa: PLC0415
+
+    return MariadbLockProbe(connection, level, backup_stages=abilities.backup_stages)
 
 
 def _tell_once(text: str | None, told: set[str], tell: Callable[[str], None]) -> None:

@@ -8,7 +8,6 @@ any failure.
 from __future__ import annotations
 
 import math
-import random
 import time
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
@@ -145,6 +144,8 @@ class _Request(Struct, kw_only=True):
         bounds, failure = self.bounds, "no try was made"
         while self._attempts < bounds.lock_attempts:
             if self._attempts > 0:
+                import random  # noqa: PLC0415 - slow, and most locks are granted at once
+
                 # Jitter: two backup tools that collide must not collide again.
                 time.sleep(random.uniform(0.5, 1.5) * min(self._attempts, 4) * 0.2)  # noqa: S311 - no cryptography here
             self._attempts += 1

@@ -11,13 +11,13 @@ from snapmgr.contract.errors import MissingRequirementError, StorageError
 from snapmgr.system import mountapi
 from snapmgr.system.mount import unmount
 from snapmgr.system.paths import shown
-from snapmgr.tree.attributes import Handle, keep
+from snapmgr.tree.overlay import UPPER, overlay_options
 from snapmgr.tree.walk import FOLDER_FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_UPPER, _WORK, _MERGED = "upper", "work", "merged"
+_MERGED = "merged"
 
 
 @contextmanager
@@ -28,13 +28,12 @@ def overlay(lower: str, work: str) -> Iterator[tuple[str, str]]:
     killed process finds it. `lower` never changes. Raises MissingRequirementError without root, StorageError if
     the kernel cannot overlay the file system of scratch or of `lower`.
     """
-    upper, merged = os.path.join(work, _UPPER), os.path.join(work, _MERGED)
-    for name in (_UPPER, _WORK, _MERGED):
-        os.mkdir(os.path.join(work, name), 0o700)
-    _keep(lower, upper)
-    options = (f"lowerdir={_escaped(lower)}", f"upperdir={upper}", f"workdir={os.path.join(work, _WORK)}")
-    if set(work) & set(",:\\"):
-        raise StorageError(f"an overlay cannot be in {shown(work)}", hint="name another scratch folder (--scratch)")
+    try:
+        options = overlay_options(lower, work)
+    except StorageError as error:
+        raise StorageError(error.message, hint="name another scratch folder (--scratch)") from None
+    merged = os.path.join(work, _MERGED)
+    os.mkdir(merged, 0o700)
     point_fd = os.open(merged, FOLDER_FLAGS)
     try:
         with mountapi.new_mount("overlay", "overlay", options) as mount_fd:
@@ -53,26 +52,9 @@ def overlay(lower: str, work: str) -> Iterator[tuple[str, str]]:
     finally:
         os.close(point_fd)
     try:
-        yield merged, upper
+        yield merged, os.path.join(work, UPPER)
     finally:
         unmount(merged)
-
-
-def _keep(source: str, copy: str) -> None:
-    source_fd = os.open(source, FOLDER_FLAGS)
-    try:
-        copy_fd = os.open(copy, FOLDER_FLAGS)
-        try:
-            keep(Handle(source_fd), Handle(copy_fd))
-        finally:
-            os.close(copy_fd)
-    finally:
-        os.close(source_fd)
-
-
-def _escaped(path: str) -> str:
-    """Return a path as lowerdir takes it, where ":" separates folders (Documentation/filesystems/overlayfs.rst)."""
-    return path.replace("\\", "\\\\").replace(":", "\\:")
 
 
 def copied_up(upper: str) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -14,12 +15,15 @@ import pytest
 from msgspec.structs import replace
 
 from snapmgr.system.boot import boot_id
+from snapmgr_btrfs import BtrfsBackend
 from support.btrfs import run
 from support.faults import Faults
 from support.storage import processes_of
 from support.watched import DEAD
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from support.watched import Storage
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "xfs", "btrfsutil")
@@ -50,6 +54,39 @@ def test_runs_that_were_killed(storage: Storage) -> None:
     assert (foreign / "precious").exists()
     assert storage.scene.run("verify", ready.id).returncode == 0
     assert storage.scene.run("verify", proven.id).returncode == 0
+
+
+def test_interrupted_deletions_are_finished_together_and_one_that_fails_stops_no_other(
+    btrfs: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *deleting, ready = (btrfs.take() for _ in range(4))
+    for one in deleting:
+        btrfs.catalog().write(replace(one, state="deleting"))
+    batches = []
+    delete_batch = BtrfsBackend.delete_batch
+    monkeypatch.setattr(
+        BtrfsBackend,
+        "delete_batch",
+        lambda self, refs, **how: batches.append(len(refs)) or delete_batch(self, refs, **how),
+    )
+    read = deleting[1].id
+    with btrfs.catalog().reading(read):
+        actions = {action["subject"]: action for action in btrfs.doctor("--fix")["actions"]}
+    assert {subject: action["result"] for subject, action in actions.items()} == {
+        one.id: "failed" if one.id == read else "done" for one in deleting
+    }
+    assert "is being read" in actions[read]["error"]["message"]
+    assert batches == [2]
+    assert btrfs.names() == {one for kept in (ready.id, read) for one in (kept, f"{kept}.json")}
+
+    def fail(*_: object) -> Iterator[None]:
+        raise OSError(errno.EIO, "a disk fails")
+        yield
+
+    # Then each is tried alone.
+    monkeypatch.setattr("snapmgr.doctor.fix.delete_all", fail)
+    assert btrfs.fix() == {"finish-deletion": "done"}
+    assert btrfs.scene.states() == ["ready"]
 
 
 def test_a_backup_that_was_really_killed(storage: Storage) -> None:

@@ -70,6 +70,22 @@ def test_the_disk_in_another_machine(storage: Storage) -> None:
         run("umount", moved)
 
 
+def test_a_snapshot_that_was_moved_away_and_the_state_directory_lost(btrfs: Storage) -> None:
+    """Its note is all that still describes it: it stays, so that the snapshot is adopted once it is back."""
+    manifest = btrfs.take()
+    place, elsewhere = btrfs.folder / manifest.id, btrfs.point / "elsewhere"
+    btrfs.move(place, elsewhere)
+    shutil.rmtree(btrfs.scene.state)
+    (problem,) = btrfs.problems()
+    assert "the note of a snapshot that is gone" in problem
+    assert btrfs.fix(code=1) == {}
+    assert btrfs.names() == {f"{manifest.id}.json"}
+    btrfs.move(elsewhere, place)
+    assert btrfs.names() == {manifest.id, f"{manifest.id}.json"}
+    assert btrfs.fix() == {"adopt": "done"}
+    assert [entry.manifest.id for entry in btrfs.scene.entries()] == [manifest.id]
+
+
 def test_a_disk_that_can_only_be_read(btrfs: Storage) -> None:
     """What is on it is taken over all the same; its note goes on naming the state directory of before."""
     manifest = btrfs.take()

@@ -21,9 +21,11 @@ from snapmgr.api import BatchDeleting
 from snapmgr.backup.run import backup
 from snapmgr.backup.sweep import sweep
 from snapmgr.catalog.manifest import GONE, Verification
+from snapmgr.cli.main import main
 from snapmgr.keep.delete import delete_snapshots, examine
 from snapmgr.testing import processes
 from snapmgr.testing.trees import flush
+from snapmgr_btrfs import BtrfsBackend
 from support.scene import Scene
 
 if TYPE_CHECKING:
@@ -118,6 +120,29 @@ def test_a_terminal_is_asked(scene: Scene, answer: str, code: int) -> None:
     assert process.returncode == code, said
     assert f"Type {only.short_id}".encode() in said
     assert _left(scene) == ([] if code == 0 else [only.id])
+
+
+def test_the_storage_is_read_once_and_again_after_a_question(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned, second, newest = _take(scene, 3)
+    assert scene.run("pin", pinned.id).returncode == 0
+    looks = []
+    look = BtrfsBackend.inventory
+    monkeypatch.setattr(
+        BtrfsBackend, "inventory", lambda *args, **options: looks.append(options) or look(*args, **options)
+    )
+    command = ["--config", str(scene.config_file), "delete"]
+    assert main([*command, second.id]) == 0
+    assert looks == [{"notes": False}]
+
+    def answer(*_args: object, **_options: object) -> None:
+        subprocess.run(["btrfs", "-q", "subvolume", "delete", place / newest.id], check=True)
+
+    place = Path(scene.file_system.point) / ".snapmgr"
+    monkeypatch.setattr("snapmgr.cli.delete.ask_for_word", answer)
+    # While somebody answers, the newest one goes: now this one is.
+    assert main([*command, "--force", pinned.id]) == 1
+    assert len(looks) == 3
+    assert (place / pinned.id).exists()
 
 
 def test_what_is_attached_or_read_stays_whatever_is_forced(scene: Scene) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from snapmgr.config.model import Job
 from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.doctor.account import grant_statements, missing_privileges, needed_privileges, read_grants
-from snapmgr.mysql.connect.client import Credentials, connect
+from snapmgr.mysql.connect.client import Connection, Credentials, connect
 from snapmgr.mysql.lock.levels import LockNeeds, choose
 from snapmgr.mysql.lock.quiesce import LockBounds, locked
 from snapmgr.source.server import probe_server
@@ -20,7 +21,7 @@ from support.server import private_server
 from support.storage import work_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from support.server import PrivateServer
 
@@ -67,6 +68,42 @@ def test_each_server_tells_what_it_can_do(server: PrivateServer) -> None:
     with connect(Credentials(socket=str(server.socket), user="root")) as connection:
         assert connection.rows(abilities.binlog_status)
         assert connection.rows(abilities.replica_status) == []
+
+
+def test_a_server_is_asked_little_and_each_look_is_a_new_one(
+    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statements: list[str] = []
+    run = Connection._run
+
+    def counted(connection: Connection, sql: str, args: Sequence[object]) -> list[dict[str, object]]:
+        statements.append(sql)
+        return run(connection, sql, args)
+
+    monkeypatch.setattr(Connection, "_run", counted)
+    live = probe_server(Job(source="mysql", socket=str(server.socket), user="root"))
+    assert len(statements) <= 10
+    assert sum(sql.startswith("SHOW GLOBAL VARIABLES WHERE") for sql in statements) == 1
+    with connect(live.credentials) as connection:
+        statements.clear()
+        live.check(connection)
+        assert len(statements) <= 3
+        server.query("SET GLOBAL innodb_flush_log_at_trx_commit = 0")
+        try:
+            with pytest.raises(NotQuiescedError, match="changed since .*: innodb_flush_log_at_trx_commit"):
+                live.check(connection)
+        finally:
+            server.query("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+        live.check(connection)
+        # Without a lock each of them matters.
+        server.query("SET GLOBAL sync_binlog = 0")
+        try:
+            live.check(connection)
+            with pytest.raises(NotQuiescedError, match="changed since .*: sync_binlog"):
+                replace(live, lockless=True).check(connection)
+        finally:
+            server.query("SET GLOBAL sync_binlog = 1")
+        replace(live, lockless=True).check(connection)
 
 
 @pytest.mark.parametrize("level", ["backup-lock", "global-read-lock"])

@@ -33,7 +33,7 @@ def test_a_predecessor_gets_the_settle_timeout_of_its_job_and_all_of_them_togeth
         catalog.write(one)
     ctx = Context(config=load_config(config), catalog=catalog)
     held = [Found(kind="snapshot", pool=POOL, name="x", ref=one.members[0].ref) for one in pending]
-    storage: Any = SimpleNamespace(missing=tuple, inventory=lambda _pools: held)
+    storage: Any = SimpleNamespace(missing=tuple, inventory=lambda *_, **_named: held)
     monkeypatch.setitem(ctx._backends, "reflink", storage)
     monkeypatch.setattr(room, "mark_lost_in", lambda *_: ())
     clock, given = [1000.0], []

@@ -96,7 +96,7 @@ class Storage:
         assert record.ref.snapshot_id in IDS
         return self.problem
 
-    def inventory(self, _pools):
+    def inventory(self, _pools, *, notes=True):  # noqa: ARG002
         self._answer()
         return tuple(
             Found(kind="snapshot", pool=POOL, name=ref.name, snapshot_id=snapshot_id, ref=ref, note=encode(one))

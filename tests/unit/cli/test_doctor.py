@@ -38,7 +38,7 @@ class _Storage:
     def missing(self):
         return ()
 
-    def inventory(self, _pools):
+    def inventory(self, _pools, *, notes=True):  # noqa: ARG002
         if not self.found:
             raise StorageError("the pool is not there")
         return self.found
@@ -214,3 +214,23 @@ def test_nothing_is_made_by_looking(config, tmp_path):
     ctx = Context(config=load_config(config), catalog=Catalog(tmp_path / "state"))
     assert [finding.level for finding in _examine(ctx)] == ["note"]
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_the_catalog_is_read_after_the_storage_and_twice_only_if_it_names_a_new_one(ctx, monkeypatch, given):
+    taken = manifest(8)
+
+    class Storage(_Storage):
+        """A backup takes one more snapshot while the storage is read."""
+
+        def inventory(self, pools, *, notes=True):
+            ctx.catalog.write(taken)
+            return super().inventory(pools, notes=notes)
+
+    ctx._backends["reflink"] = Storage(*(_found(manifest(number)) for number in range(3)), _found(taken))
+    looks = []
+    look = ctx.catalog.summaries
+    monkeypatch.setattr(ctx.catalog, "summaries", lambda *args: looks.append(args) or look(*args))
+    findings = diagnose(collect_facts(ctx, [taken.members[0].ref.pool] if given else []))
+    assert not [one for one in findings if taken.id in one.what]
+    assert len(looks) == (1 if given else 2)

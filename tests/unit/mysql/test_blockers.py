@@ -8,7 +8,7 @@ import pytest
 
 from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.mysql.connect.client import ConnectionLostError, MysqlError
-from snapmgr.mysql.lock import blockers
+from snapmgr.mysql.lock import probe_mysql
 from snapmgr.mysql.lock.blockers import Blocker, BlockerWatch, wait_for_blockers
 from snapmgr.mysql.lock.probe import LockProbe, Session
 from support.sample import abilities_of
@@ -43,7 +43,7 @@ def session(**fields):
 def script(monkeypatch):
     def use(*looks):
         probe = Scripted(*looks)
-        monkeypatch.setattr(blockers, "MysqlLockProbe", lambda *_: probe)
+        monkeypatch.setattr(probe_mysql, "MysqlLockProbe", lambda *_: probe)
         return probe
 
     return use

@@ -126,3 +126,18 @@ def test_the_driver_is_not_loaded_until_it_is_needed():
     program = "import sys, snapmgr.mysql.connect.client; sys.exit('pymysql' in sys.modules)"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
+
+
+def test_the_driver_is_loaded_without_what_a_unix_socket_does_not_need():
+    program = """if True:
+        import sys
+        from snapmgr.mysql.connect.client import Credentials, MysqlError, connect
+        try:
+            connect(Credentials(socket="/nonexistent/socket"))
+        except MysqlError:
+            print(*sorted({"pymysql", "ssl", "cryptography"} & set(sys.modules)))
+        import ssl  # whoever needs it still gets it
+    """
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "pymysql\n"
