@@ -7,11 +7,12 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from snapmgr.catalog.manifest import Lease, Manifest, Member, Verification
+from snapmgr.catalog.manifest import Lease, Manifest, Member, Schedule, Verification, encode
 from snapmgr.catalog.summary import StoredPart, Summary
 from snapmgr.config.model import Job
 from snapmgr.contract.records import Pool, SnapshotRef
@@ -128,6 +129,19 @@ def test_a_listing_loads_no_storage_and_no_server(tmp_path):
     assert rooms <= {"access", "capacity", "catalog", "cli", "config", "contract", "system"}, rooms
     assert len(_ours(loaded)) <= 45, _ours(loaded)
     assert not {"dataclasses", "email", "importlib.metadata", "subprocess", "ctypes", "hashlib"} & loaded
+
+
+def test_status_loads_no_calendar_without_a_schedule(tmp_path):
+    config = tmp_path / "snapmgr.toml"
+    config.write_text(f'state_dir = "{tmp_path}/state"\n[job.demo]\nsource = "directory"\npath = "{tmp_path}"\n')
+    code = _QUIETLY.format(["--config", str(config), "status"])
+    assert not {"zoneinfo", "oncalendar", "subprocess", "snapmgr.doctor.rebuild"} & _loaded(code)
+    path = tmp_path / "state/schedules/demo.json"
+    path.parent.mkdir(0o700, parents=True)
+    path.parent.parent.chmod(0o700)
+    path.write_bytes(encode(Schedule(job="demo", kind="cron", expression="daily", installed_at=datetime.now(UTC))))
+    path.chmod(0o600)
+    assert "oncalendar" in _loaded(code)
 
 
 def test_a_directory_backup_loads_few_modules():
