@@ -11,11 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from snapmgr.access import attach
-from snapmgr.access.attach import attached
+from snapmgr.access.attach import attached, release
 from snapmgr.api import InUseError, StorageError
 from snapmgr.backup.run import backup
 from snapmgr.catalog.store import Catalog
 from snapmgr.config.model import Verify
+from snapmgr.doctor.collect import collect_facts
+from snapmgr.doctor.diagnose import diagnose
 from snapmgr.system.mount import KernelMounter, mounted, read_mounts
 from snapmgr.testing import FolderLab, plant
 from snapmgr.testing.lab import new_record
@@ -71,18 +73,24 @@ def test_an_overlay_shows_the_copy_and_takes_changes(lab: FolderLab, tmp_path: P
         (folder / "new").mkdir()
         (folder / "again").rename(folder / "new" / "name")
         (folder / "big").unlink()
+        inside = next(one for one in folder.iterdir() if one.is_dir() and any(one.iterdir()))
+        names = sorted(os.listdir(inside))
+        inside.rename(folder / "renamed")
+        assert sorted(os.listdir(folder / "renamed")) == names
     same(fingerprint(data), before)
     assert list(store_of(lab).glob("attach@*")) == []
     lab.backend().refuse_altered(ref)
 
 
-@pytest.mark.parametrize("mark", ["folder", "whiteout"])
+@pytest.mark.parametrize("mark", ["folder", "whiteout", "metacopy", "redirect"])
 def test_what_an_overlay_would_hide_is_cloned(lab: FolderLab, mark: str) -> None:
     origin = lab.make_origin()
     (origin / "folder").mkdir()
     (origin / "folder" / "file").write_bytes(b"x")
     if mark == "folder":
         os.setxattr(origin / "folder", "trusted.overlay.opaque", b"y")
+    elif mark != "whiteout":
+        os.setxattr(origin / "folder" / "file", f"trusted.overlay.{mark}", b"/other")
     else:
         os.mknod(origin / "folder" / "gone", 0o020000, 0)
     ref = lab.take_one(origin)
@@ -139,6 +147,20 @@ def test_a_check_that_writes_passes_and_changes_nothing(files: Scene) -> None:
     check = 'cd "$0" && test "$(stat -f -c %T .)" = overlayfs && grep content file && echo more > file && rm file'
     for _ in range(2):
         assert verify(ctx, entry, Verify(command=("sh", "-c", check, "{}"))).result == "passed"
+
+
+def test_doctor_leaves_an_overlay_that_lost_its_lease_while_it_is_mounted(files: Scene) -> None:
+    ctx = files.context()
+    lease = attach.attach(
+        ctx, ctx.catalog.load(backup(ctx, ctx.config.job("demo")).id), writable=True, why="verify", overlay=True
+    )
+    ctx.catalog.drop_lease(lease)
+    try:
+        clone = next(one for one in diagnose(collect_facts(ctx)) if lease.parts[0].record.id in one.what)
+        assert "and it is mounted" in clone.what
+        assert clone.repair is None
+    finally:
+        release(ctx, lease)
 
 
 def test_an_overlay_is_ours_before_its_lease_says_so(files: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
