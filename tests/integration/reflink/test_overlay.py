@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from snapmgr.access import attach
 from snapmgr.access.attach import attached, release
-from snapmgr.api import InUseError, StorageError
+from snapmgr.api import InUseError, MissingRequirementError, StorageError
 from snapmgr.backup.run import backup
 from snapmgr.catalog.store import Catalog
 from snapmgr.config.model import Verify
@@ -23,8 +23,10 @@ from snapmgr.testing import FolderLab, plant
 from snapmgr.testing.lab import new_record
 from snapmgr.testing.trees import fingerprint, same
 from snapmgr.verify.run import verify
+from snapmgr_reflink import ReflinkBackend, ReflinkConfig
 from support.reflink import store_of
 from support.scene import Scene
+from support.storage import loop_filesystem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,6 +115,15 @@ def test_without_overlays_there_is_a_clone(lab: FolderLab, monkeypatch: pytest.M
     lab.backend().detach(record)
 
 
+def test_where_blocks_cannot_be_shared_there_is_a_clone(tmp_path: Path) -> None:
+    """A command that changed a large file of an overlay would find no space, and the snapshot would count as bad."""
+    with loop_filesystem("ext4", 64 << 20) as made:
+        lab = FolderLab(ReflinkBackend, ReflinkConfig(allow_plain_copy=True), made.point)
+        ref = lab.take_one(lab.make_origin())
+        with _overlaid(lab, ref, tmp_path / "point") as (_, changes):
+            assert not changes.exists()
+
+
 def test_an_overlay_in_use_is_not_detached(lab: FolderLab, tmp_path: Path) -> None:
     origin = lab.make_origin()
     (origin / "file").write_bytes(b"x")
@@ -147,6 +158,14 @@ def test_a_check_that_writes_passes_and_changes_nothing(files: Scene) -> None:
     check = 'cd "$0" && test "$(stat -f -c %T .)" = overlayfs && grep content file && echo more > file && rm file'
     for _ in range(2):
         assert verify(ctx, entry, Verify(command=("sh", "-c", check, "{}"))).result == "passed"
+
+
+def test_a_check_that_finds_no_space_says_nothing_about_the_snapshot(files: Scene) -> None:
+    ctx = files.context()
+    entry = ctx.catalog.load(backup(ctx, ctx.config.job("demo")).id)
+    with pytest.raises(MissingRequirementError, match="No space left on device"):
+        verify(ctx, entry, Verify(command=("fallocate", "-l", "1T", "{}/large")))
+    assert ctx.catalog.load(entry.manifest.id).verification is None
 
 
 def test_doctor_leaves_an_overlay_that_lost_its_lease_while_it_is_mounted(files: Scene) -> None:
