@@ -98,6 +98,13 @@ class _Surveyor:
         if not entry.is_file:
             self._judge(os.stat(name, dir_fd=fd, follow_symlinks=False), path + name)
             return
+        if self._user == 0:
+            # Root can read all, and the folder has another number for a file that something is mounted at.
+            info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            small = stat.S_ISREG(info.st_mode) and info.st_blocks * 512 <= self._block_bytes
+            if small and info.st_ino == entry.inode and info.st_dev == self._device:
+                self._count(info, -1)
+                return
         try:
             # Opening comes before anything that could be saved by st_blocks: it finds unreadable files and file mounts.
             file_fd = kernel.open_beneath(name, fd, os.O_RDONLY | os.O_NONBLOCK)
@@ -108,17 +115,19 @@ class _Surveyor:
             info = os.fstat(file_fd)
             if self._user:
                 self._judge(info, path + name)
-            if not stat.S_ISREG(info.st_mode):
-                return
-            allocated_bytes = info.st_blocks * 512
-            self._seen.allocated_bytes += allocated_bytes
-            # What fits into one block has one extent: most small files need no further call.
-            if allocated_bytes > self._block_bytes:
-                self._seen.extents += kernel.count_extents(file_fd)
-            elif allocated_bytes:
-                self._seen.extents += 1
+            if stat.S_ISREG(info.st_mode):
+                self._count(info, file_fd)
         finally:
             os.close(file_fd)
+
+    def _count(self, info: os.stat_result, fd: int) -> None:
+        allocated_bytes = info.st_blocks * 512
+        self._seen.allocated_bytes += allocated_bytes
+        # What fits into one block has one extent: most small files need no further call.
+        if allocated_bytes > self._block_bytes:
+            self._seen.extents += kernel.count_extents(fd)
+        elif allocated_bytes:
+            self._seen.extents += 1
 
     def _judge(self, info: os.stat_result, path: str) -> None:
         if self._user == 0:

@@ -54,7 +54,7 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
     sample. NEWEST VERIFIED TAKEN is when the newest VERIFIED snapshot was taken: no later change is proved to be
     restorable.
     """
-    from snapmgr.capacity.read import read_capacities, sample_capacity
+    from snapmgr.capacity.read import pools_of, read_capacities, sample_pools
     from snapmgr.cli.documents import mount
     from snapmgr.doctor.rebuild import job_of
     from snapmgr.doctor.status import judge
@@ -77,10 +77,11 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
         if one.job in of_job:
             of_job[one.job].append(one)
     ready = [one for listed in of_job.values() for one in listed if one.state == "ready"]
-    capacities = read_capacities(catalog, ready)
+    pools = pools_of(ready)
+    capacities = read_capacities(catalog, pools)
     # Without root most storage cannot be read, nor a sample kept.
     if os.access(catalog.path, os.W_OK):
-        capacities |= sample_capacity(ctx, ready)
+        capacities |= sample_pools(ctx, pools)
     unwritable = list(_unwritable(catalog))
     found = []
     for job in chosen:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MOUNTINFO = "/proc/self/mountinfo"
 _SYSFS = Path("/sys")
 _UDEV_DATA = Path("/run/udev/data")
-_ESCAPE = re.compile(rb"\\([0-3][0-7]{2})")
+_ESCAPE = rb"\\([0-3][0-7]{2})"
 _SECTOR_BYTES = 512
 # linux/btrfs.h: _IOR(0x94, 31, struct btrfs_ioctl_fs_info_args), 1024 bytes: max_id u64, num_devices u64, fsid[16], …
 _BTRFS_IOC_FS_INFO = 0x8400941F
@@ -82,7 +82,7 @@ def _parse_line(line: bytes) -> Mount:
 
 
 def _decode(field: bytes) -> str:
-    return os.fsdecode(_ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), field))
+    return os.fsdecode(re.sub(_ESCAPE, lambda match: bytes([int(match[1], 8)]), field) if b"\\" in field else field)
 
 
 def _decode_options(field: bytes) -> tuple[str, ...]:

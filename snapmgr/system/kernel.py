@@ -210,7 +210,7 @@ def free_removed_files(fd: int) -> bool:
 
 def is_nocow(fd: int) -> bool:
     """Return whether a file (or folder, for its future files) has the NOCOW attribute (chattr +C)."""
-    return bool(flags_of(fd) & _NOCOW_FLAG)
+    return flags_of(fd) & _NOCOW_FLAG != 0
 
 
 def set_nocow(fd: int, *, nocow: bool) -> None:

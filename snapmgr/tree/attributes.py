@@ -119,26 +119,22 @@ def _keep_owner(copy: Handle, info: os.stat_result, made: os.stat_result) -> Non
                 raise
 
 
-def keep_file(source_fd: int, copy_fd: int, info: os.stat_result) -> list[str]:
+def keep_file(source_fd: int, copy_fd: int, info: os.stat_result, *, born: tuple[int, int, int]) -> list[str]:
     """Do what `keep` does for a new regular file, and return its `differences` as the kernel then tells them.
 
-    `info` is the status of `source_fd`. Asks for nothing twice: this is done for each of many small files.
+    `info` is the status of `source_fd`; `born` are mode, owner and group that the copy should have now. Asks nothing
+    twice: this is done for each of many small files.
     """
-    made = os.fstat(copy_fd)
     wanted = _xattrs(source_fd)
-    if wanted or made.st_mode != info.st_mode or made.st_uid != info.st_uid or made.st_gid != info.st_gid:
-        copy = Handle(copy_fd)
-        _keep_owner(copy, info, made)
-        if wanted:
-            copy.set_xattrs(wanted)
-        os.fchmod(copy_fd, stat.S_IMODE(info.st_mode))
+    if wanted or (info.st_mode, info.st_uid, info.st_gid) != born:
+        _set(copy_fd, info, wanted)
     os.utime(copy_fd, ns=(info.st_atime_ns, info.st_mtime_ns))
-    there = _xattrs(copy_fd)
-    if there != wanted:
-        # It inherited some from its folder.
-        Handle(copy_fd).set_xattrs(wanted)
-        there = _xattrs(copy_fd)
-    made = os.fstat(copy_fd)
+    made, there = os.fstat(copy_fd), _xattrs(copy_fd)
+    if there != wanted or (made.st_mode, made.st_uid, made.st_gid) != (info.st_mode, info.st_uid, info.st_gid):
+        # It inherited something from its folder.
+        _set(copy_fd, info, wanted)
+        os.utime(copy_fd, ns=(info.st_atime_ns, info.st_mtime_ns))
+        made, there = os.fstat(copy_fd), _xattrs(copy_fd)
     if (
         made.st_mode == info.st_mode
         and made.st_mtime_ns == info.st_mtime_ns
@@ -149,6 +145,13 @@ def keep_file(source_fd: int, copy_fd: int, info: os.stat_result) -> list[str]:
     ):
         return []
     return list(_differences(info, made, wanted, there))
+
+
+def _set(copy_fd: int, info: os.stat_result, wanted: dict[str, bytes]) -> None:
+    copy = Handle(copy_fd)
+    _keep_owner(copy, info, os.fstat(copy_fd))
+    copy.set_xattrs(wanted)
+    os.fchmod(copy_fd, stat.S_IMODE(info.st_mode))
 
 
 def differences(source: Handle, copy: Handle) -> Iterator[str]:

@@ -76,6 +76,7 @@ class TreeCopy:
         self._root_fd = -1
         self._path = "."
         self._born_nocow: bool | None = None
+        self._user = os.geteuid(), os.getegid()
         self._unreported = 0
 
     def run(self, source_fd: int, copy_fd: int, *, apart: Container[str] = ()) -> None:
@@ -89,6 +90,8 @@ class TreeCopy:
         self.tally.leads.clear()
         self.differences.clear()
         folders: list[int] = []
+        # Only we can enter the folder yet, and most files then get their mode when they are made.
+        umask = os.umask(0)
         try:
             for step in walk_folders(source_fd, skip=apart):
                 self._path = step.path or "."
@@ -105,6 +108,7 @@ class TreeCopy:
         except OSError as error:
             raise _failure(error, error.filename or ".") from error
         finally:
+            os.umask(umask)
             for fd in folders:
                 os.close(fd)
         self._progress(self._unreported)
@@ -138,8 +142,8 @@ class TreeCopy:
                 self._refuse_exchanged(entry, source_folder, info)
             if info.st_nlink > 1 and self._linked(info, entry.name, folder):
                 return
-            # Only we can enter the folder yet, and most files then need no chmod.
-            copy = os.open(entry.name, _MAKE_FLAGS, info.st_mode & 0o777 | 0o600, dir_fd=folder)
+            mode = info.st_mode & 0o777 | 0o600
+            copy = os.open(entry.name, _MAKE_FLAGS, mode, dir_fd=folder)
             try:
                 nocow = kernel.is_nocow(source)
                 if self._born_nocow is None:
@@ -155,7 +159,7 @@ class TreeCopy:
                         self.tally.shared_files += 1
                     else:
                         self._copy(source, copy, info)
-                for text in keep_file(source, copy, info):
+                for text in keep_file(source, copy, info, born=(stat.S_IFREG | mode, *self._user)):
                     self._differs(text)
             finally:
                 os.close(copy)

@@ -184,13 +184,14 @@ def _detach(device: str) -> None:
 
 
 def unmount_device(device: str) -> None:
-    """Unmount everything that is mounted from `device` in this mount namespace.
+    """Unmount everything that is mounted from `device` in this mount namespace, and overlays with folders on it.
 
     Raises LeftBehindError, naming the processes that hold it, for what stays in use; that is
     unmounted lazily: the next test must not suffer from it.
     """
     complaint = ""
-    for point in reversed(mounts_of(device)):
+    points = mounts_of(device)
+    for point in (*_overlays_on(points), *reversed(points)):
         try:
             _patiently(lambda point=point: _RUNNER.run(["umount", "--recursive", point]))  # type: ignore[misc]
         except CommandError as error:
@@ -198,6 +199,16 @@ def unmount_device(device: str) -> None:
             _RUNNER.run(["umount", "--recursive", "--lazy", point])
     if complaint:
         raise LeftBehindError(complaint)
+
+
+def _overlays_on(points: Sequence[str]) -> list[str]:
+    """Return where overlays are mounted that keep their changes below one of these mount points."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        mounted, _, system = line.partition(" - ")
+        if system.startswith("overlay ") and any(f"upperdir={point}/" in system for point in points):
+            found.append(mounted.split()[4])
+    return found
 
 
 def _patiently(action: Callable[[], object]) -> None:

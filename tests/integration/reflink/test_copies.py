@@ -136,6 +136,8 @@ def test_bind_mount_of_the_same_file_system_is_left_out(lab: FolderLab) -> None:
 def test_mount_that_appears_after_locate_is_refused(lab: FolderLab) -> None:
     origin, elsewhere = lab.make_origin(), lab.make_origin()
     (origin / "nested").mkdir()
+    (origin / "file").write_bytes(b"ours")
+    (elsewhere / "file").write_bytes(b"not ours")
     volume = lab.volume(origin)
     bind(str(elsewhere), str(origin / "nested"), read_only=False)
     try:
@@ -143,6 +145,12 @@ def test_mount_that_appears_after_locate_is_refused(lab: FolderLab) -> None:
             pass
     finally:
         unmount(str(origin / "nested"))
+    _RUNNER.run(["mount", "--bind", str(elsewhere / "file"), str(origin / "file")])
+    try:
+        with pytest.raises(StorageError, match="appeared.*/file"), lab.backend().arm((volume,), new_id()):
+            pass
+    finally:
+        unmount(str(origin / "file"))
     with lab.backend().arm((volume,), new_id()) as armed:
         bind(str(elsewhere), str(origin / "nested"), read_only=False)
         try:

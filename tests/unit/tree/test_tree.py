@@ -276,6 +276,26 @@ def test_attributes_inherited_from_the_folder_do_not_stay(pair):
     assert os.listxattr(pair.copy / "file") == []
 
 
+@pytest.mark.needs("root")
+def test_a_group_inherited_from_the_folder_does_not_stay(pair):
+    (pair.source / "file").write_bytes(b"x")
+    (pair.source / "file").chmod(0o666)
+    (pair.source / "folder").mkdir()
+    (pair.source / "folder" / "file").write_bytes(b"x")
+    os.chown(pair.copy, -1, 12)
+    pair.copy.chmod(0o2700)
+    umask = os.umask(0o027)
+    try:
+        pair.run()
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(umask)
+    assert pair.found == []
+    for name, mode in (("file", 0o666), ("folder/file", 0o644)):
+        made = (pair.copy / name).stat()
+        assert (made.st_gid, made.st_mode & 0o7777) == (os.getegid(), mode)
+
+
 def test_a_full_disk_is_said_to_be_full(pair, monkeypatch):
     (pair.source / "file").write_bytes(b"x" * 100)
 
