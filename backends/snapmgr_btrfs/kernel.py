@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from msgspec import Struct
-
 from snapmgr.api.kernel import flags_of, set_flags
 
 if TYPE_CHECKING:
