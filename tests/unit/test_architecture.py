@@ -176,6 +176,35 @@ def test_the_backup_of_a_server_loads_few_modules():
     assert {name for name in loaded if name.startswith(tuple(f"snapmgr.{room}" for room in others))} == set()
 
 
+def test_nothing_is_loaded_while_a_replica_is_stopped():
+    files = [ROOT / "snapmgr/backup/fire_mysql.py", *(ROOT / "snapmgr/mysql/lock").glob("*.py")]
+    later = {name for file in files for name in _imported_later(file)}
+    assert {"random", "snapmgr.mysql.lock.probe_mysql"} <= later
+    # A stopped server has no replication; `locate_mysql` loads what freezes a process.
+    later -= {"snapmgr.mysql.lock.stopped", "snapmgr.mysql.lock.freeze"}
+    code = """if True:
+        from types import SimpleNamespace as Some
+        from snapmgr.backup.fire_mysql import _stopped_applier
+        job = Some(stop_replica=True, lock_attempts=1, max_stall_s=1, blocker_wait_s=0, lock_hold_s=1)
+        nothing = dict.fromkeys(("credentials", "abilities", "check"))
+        live = Some(channels=("one",), process=Some(pid="1"), **nothing)
+        from pathlib import Path
+        _stopped_applier(Some(catalog=Some(appliers=Path("/"))), job, live)
+    """
+    assert later - _loaded(code) == set()
+
+
+def _imported_later(file):
+    """Yield the modules that the functions of a file import; of a package those of its modules."""
+    for function in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)):
+        for node in ast.walk(function):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                package = (ROOT / node.module.replace(".", "/")).is_dir()
+                yield from (f"{node.module}.{alias.name}" for alias in node.names) if package else (node.module,)
+
+
 def test_no_room_is_a_drawer():
     for folder in [ROOT / "snapmgr", *(path.parent for path in (ROOT / "snapmgr").rglob("__init__.py"))]:
         files = list(folder.glob("*.py"))
