@@ -10,7 +10,6 @@ from msgspec import Struct, field
 from snapmgr.catalog.store import Catalog
 from snapmgr.config.plugins import make_backend
 from snapmgr.contract.errors import MissingRequirementError
-from snapmgr.system.command import CommandRunner
 from snapmgr.system.mount import KernelMounter
 
 if TYPE_CHECKING:
@@ -18,8 +17,14 @@ if TYPE_CHECKING:
 
     from snapmgr.catalog.store import Entry
     from snapmgr.config.model import Config
-    from snapmgr.contract.backend import Backend
+    from snapmgr.contract.backend import Backend, Runner
     from snapmgr.contract.records import Gauge, Pool, PoolKey
+
+
+def _make_runner() -> Runner:
+    from snapmgr.system.command import CommandRunner  # noqa: PLC0415 - the command line has its own
+
+    return CommandRunner()
 
 
 def _ignore_line(_line: str) -> None:
@@ -45,7 +50,7 @@ class Context(Struct, frozen=True, kw_only=True):
 
     config: Config
     catalog: Catalog
-    runner: CommandRunner = field(default_factory=CommandRunner)
+    runner: Runner = field(default_factory=_make_runner)
     mounter: KernelMounter = field(default_factory=KernelMounter)
     tell: Callable[[str], None] = _ignore_line
     progress: Callable[[str, int, int], None] = _ignore_progress

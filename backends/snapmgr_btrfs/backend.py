@@ -22,10 +22,7 @@ from snapmgr.api import (
     Reason,
     SnapmgrError,
     StorageError,
-    StorageMaker,
     Usage,
-    provisioned,
-    unmake,
 )
 from snapmgr.api.kernel import may_mount
 from snapmgr_btrfs import filesystem, folder, inventory, kernel, library, locating, removal, space, users
@@ -47,6 +44,7 @@ if TYPE_CHECKING:
         Reservoir,
         Runner,
         SnapshotRef,
+        StorageMaker,
         Target,
         Volume,
     )
@@ -309,11 +307,15 @@ class BtrfsBackend:
 
     def provision(self, device: str, order: ProvisionOrder) -> AbstractContextManager[Provisioned]:
         """Make this storage on a blank device; see `snapmgr.api.Provisioner`."""
+        from snapmgr.api import StorageMaker, provisioned  # noqa: PLC0415 - for tests and the benchmark alone
+
         maker = StorageMaker(self._runner, self._mounter, device, order)
         return provisioned(self, device, order, lambda: _make(maker))
 
     def unprovision(self, device: str, order: ProvisionOrder) -> None:
         """Take it down; see `snapmgr.api.Provisioner`."""
+        from snapmgr.api import unmake  # noqa: PLC0415 - the same
+
         unmake(self._runner, self._mounter, device, order)
 
 

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from snapmgr_btrfs.library import Library, SubvolumeInfo
 
 NOTE_MAX_BYTES = 64 << 10
-_CLONE = re.compile(r"attach\.(?P<record>[0-9a-f]{16})")
-_SNAPSHOT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_ATTACH = "attach."
+_RECORD = r"[0-9a-f]{16}"
 _SNAPSHOT = re.compile(r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]{0,199})(@\d+)?")
 _NOTE_SUFFIX = ".json"
-_TEMPORARY = re.compile(r"\..+\.(?P<pid>[0-9]+)\.tmp")
+_TEMPORARY = r"\..+\.(?P<pid>[0-9]+)\.tmp"
 _SUBVOLUME_INODE = 256  # BTRFS_FIRST_FREE_OBJECTID
 
 
@@ -65,8 +65,9 @@ class Entry(Struct, frozen=True, kw_only=True):
 
 def check_snapshot_id(snapshot_id: str) -> None:
     """Raise StorageError for an id whose name could be taken for something else in the folder."""
-    clash = snapshot_id.startswith("attach.") or snapshot_id.endswith(_NOTE_SUFFIX)
-    if clash or _SNAPSHOT_ID.fullmatch(snapshot_id) is None:
+    clash = snapshot_id.startswith(_ATTACH) or snapshot_id.endswith(_NOTE_SUFFIX)
+    match = _SNAPSHOT.fullmatch(snapshot_id)
+    if clash or match is None or match["id"] != snapshot_id:
         raise StorageError(
             f"{snapshot_id!r} cannot name a snapshot",
             hint='use letters, digits, ".", "-" and "_"; not "attach.…", not "….json", no dot in front',
@@ -91,13 +92,13 @@ def snapshot_id_of(name: str) -> str | None:
 
 def record_id_of(name: str) -> str | None:
     """Given a name in the folder, return the attachment's record id, or None."""
-    match = _CLONE.fullmatch(name)
-    return None if match is None else match["record"]
+    record = name.removeprefix(_ATTACH)
+    return record if record != name and re.fullmatch(_RECORD, record) else None
 
 
 def clone_name(record_id: str) -> str:
     """Return the name of an attachment's writable clone."""
-    return f"attach.{record_id}"
+    return f"{_ATTACH}{record_id}"
 
 
 def note_name(name: str) -> str:
@@ -107,12 +108,12 @@ def note_name(name: str) -> str:
 
 def is_temporary(name: str) -> bool:
     """Return whether a name is that of a note being written."""
-    return _TEMPORARY.fullmatch(name) is not None
+    return name.startswith(".") and re.fullmatch(_TEMPORARY, name) is not None
 
 
 def is_being_written(name: str) -> bool:
     """Return whether a name is that of a note whose writer still runs; after a reboot its pid may be another's."""
-    match = _TEMPORARY.fullmatch(name)
+    match = re.fullmatch(_TEMPORARY, name) if name.startswith(".") else None
     return match is not None and os.path.exists(f"/proc/{match['pid']}")
 
 

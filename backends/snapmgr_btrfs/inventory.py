@@ -33,7 +33,8 @@ def read(lib: Library, folder_fd: int, pool: Pool, top: TopLevel, *, notes: bool
     noted = {name for name in map(folder.noted_name, names) if name is not None and (notes or name not in there)}
     read_notes = {name: folder.read_note(folder_fd, name) for name in noted}
     top_has_uuid = any(lib.subvolume_info(top.fd).uuid)
-    altered = frozenset(entry.name for entry in entries if entry.read_only and _is_altered(folder_fd, entry))
+    touched = [entry for entry in entries if entry.info.ctransid > entry.info.otransid and entry.read_only]
+    altered = frozenset(entry.name for entry in touched if _is_altered(folder_fd, entry))
     return tuple(classify(pool, names, entries, read_notes, top_has_uuid=top_has_uuid, altered=altered))
 
 

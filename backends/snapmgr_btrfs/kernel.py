@@ -8,7 +8,7 @@ import fcntl
 import os
 import struct
 import uuid
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -61,7 +61,7 @@ _OWNERS_BUFFER = 1 << 16
 _OWNERS_BUFFER_MAX = 1 << 24
 
 
-class Device(NamedTuple):
+class Device(Struct, frozen=True):
     """A device of a file system: its node, how much of it btrfs may use, and how much of that is allocated."""
 
     path: str

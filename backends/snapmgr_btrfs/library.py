@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _READ_ONLY = 1  # BTRFS_ROOT_SUBVOL_RDONLY
+_UNSET = bytes(16)
 TOP_LEVEL_ID = 5
 
 
@@ -82,8 +83,10 @@ def load() -> Library:
 def uuid_text(raw: bytes) -> str | None:
     """Given 16 bytes, return the canonical text, or None if they are all zero."""
     # An inventory asks for tens of thousands of them: uuid.UUID takes eight times as long.
+    if raw == _UNSET:
+        return None
     text = raw.hex()
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}" if any(raw) else None
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def read_only(info: SubvolumeInfo) -> bool:

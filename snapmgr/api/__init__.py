@@ -3,6 +3,9 @@
 Only plugins and the contract suite import this package; the rest of snapmgr imports `snapmgr.contract` itself.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from snapmgr.contract.abilities import (
     AlterationCheck,
     AutoExtending,
@@ -68,7 +71,9 @@ from snapmgr.contract.records import (
 from snapmgr.contract.units import format_duration, format_size, parse_duration, parse_size
 from snapmgr.system.environment import install_command
 from snapmgr.system.loopdevice import attach_loop
-from snapmgr.system.provisioning import StorageMaker, provisioned, unmake
+
+if TYPE_CHECKING:
+    from snapmgr.system.provisioning import StorageMaker, provisioned, unmake
 
 __all__ = [
     "API_VERSION",
@@ -135,3 +140,12 @@ __all__ = [
     "provisioned",
     "unmake",
 ]
+
+# What makes storage, for tests and the benchmark: a backup does not load it.
+_MAKING = frozenset({"StorageMaker", "provisioned", "unmake"})
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MAKING:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("snapmgr.system.provisioning"), name)

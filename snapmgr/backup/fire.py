@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import marshal
 import os
 import stat
 import time
@@ -15,7 +14,6 @@ from msgspec.structs import replace
 from snapmgr.catalog.manifest import Position, QuiesceRecord, SourcePosition
 from snapmgr.contract.errors import NotQuiescedError, StorageError
 from snapmgr.contract.records import FireError
-from snapmgr.tree.facts import facts_of
 
 if TYPE_CHECKING:
     import hashlib
@@ -111,6 +109,10 @@ def fingerprint(path: str) -> str:
 
 def _add_folder(digest: hashlib.blake2b, fd: int, device: int) -> None:
     """Add a folder by its descriptor: a path may be longer than the kernel accepts. Skips other mounts."""
+    import marshal  # noqa: PLC0415 - the same
+
+    from snapmgr.tree.facts import facts_of  # noqa: PLC0415 - the same
+
     seen: list[tuple[object, ...]] = []
     for name in sorted(os.listdir(fd)):
         status = os.stat(name, dir_fd=fd, follow_symlinks=False)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from snapmgr.backup.fire import UNLOCKED_FIRE_S, Evidence
 from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.contract.units import format_duration
+from snapmgr.mysql.connect.client import ConnectionLostError, connect
 from snapmgr.mysql.lock.quiesce import LockBounds, NotGrantedError, locked
 from snapmgr.mysql.lock.replication import name_inexact
 from snapmgr.source.locate_mysql import refuse_new_places
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from snapmgr.config.model import Job
     from snapmgr.context import Context
     from snapmgr.contract.backend import Armed
+    from snapmgr.mysql.connect.client import Connection
     from snapmgr.mysql.lock.heldlock import HeldLock
     from snapmgr.mysql.lock.levels import LockChoice
     from snapmgr.source.located import SnapshotSource
@@ -127,6 +129,8 @@ def _fire_under(ctx: Context, job: Job, live: LiveServer, lock: HeldLock, trigge
         trigger.fire(lock.deadline)
     lock.prove()
     lock.release()
+    if choice.level == "global-read-lock":
+        _check_again(live, lock.connection)
     for problem in name_inexact(lock.sources):
         ctx.tell(f"warning: {problem}")
     record = replace(lock.record(), frozen_s=frozen_s)
@@ -140,10 +144,23 @@ def _fire_under(ctx: Context, job: Job, live: LiveServer, lock: HeldLock, trigge
     return Evidence(shots=shots, quiesce=record, position=lock.position, sources=lock.sources)
 
 
+def _check_again(live: LiveServer, connection: Connection) -> None:
+    """Check the layout after a lock that did not block DDL while the layout was read before it."""
+    try:
+        live.check(connection)
+    except ConnectionLostError:
+        with connect(live.credentials) as another:
+            live.check(another)
+
+
 def _stopped_applier(ctx: Context, job: Job, live: LiveServer) -> AbstractContextManager[None]:
     if not job.stop_replica or not live.channels:
         return nullcontext()
-    from snapmgr.mysql.lock.applier import applier_stopped  # noqa: PLC0415 - only for replicas that are to be stopped
+    # Only for replicas that are to be stopped; and while they stand still, nothing is to be read from a slow disk.
+    import random  # noqa: F401, PLC0415
+
+    from snapmgr.mysql.lock import lockless, probe_mariadb, probe_mysql  # noqa: F401, PLC0415
+    from snapmgr.mysql.lock.applier import applier_stopped  # noqa: PLC0415
 
     # All waiting before the lock is granted, and the lock itself.
     tries_s = job.lock_attempts * (job.max_stall_s + _TRY_S)

@@ -91,7 +91,9 @@ def backup(ctx: Context, job: Job) -> Manifest:
     because it overflowed.
     """
     ctx.catalog.make()
-    with ctx.catalog.job_lock(job.name):
+    # Not while a tool copies for hours: a private mount keeps its file system busy.
+    sharing = ctx.mounter.sharing() if job.source != "physical" else nullcontext()
+    with ctx.catalog.job_lock(job.name), sharing:
         failures = sweep(ctx, job.name)
         if job.source == "physical":
             # The tool writes a whole copy before there is anything to snapshot.

@@ -62,10 +62,15 @@ def read_capacity(catalog: Catalog, pool: Pool) -> PoolCapacity | None:
     return None
 
 
-def read_capacities(catalog: Catalog, manifests: Iterable[Manifest | Summary]) -> Capacities:
-    """Return the samples of the pools of READY snapshots. Raises MissingRequirementError without the right to read."""
+def pools_of(manifests: Iterable[Manifest | Summary]) -> dict[Pool, None]:
+    """Return the pools that hold these snapshots."""
+    return dict.fromkeys(ref.pool for manifest in manifests for ref in manifest.refs)
+
+
+def read_capacities(catalog: Catalog, pools: Iterable[Pool]) -> Capacities:
+    """Return the samples of pools that have some. Raises MissingRequirementError without the right to read."""
     capacities = {}
-    for pool in _pools(manifests):
+    for pool in pools:
         capacity = read_capacity(catalog, pool)
         if capacity is not None:
             capacities[pool.key] = capacity
@@ -74,7 +79,7 @@ def read_capacities(catalog: Catalog, manifests: Iterable[Manifest | Summary]) -
 
 def sample_capacity(ctx: Context, manifests: Iterable[Manifest | Summary]) -> Capacities:
     """Sample the storage of these snapshots as `sample_pools` does."""
-    return sample_pools(ctx, _pools(manifests))
+    return sample_pools(ctx, pools_of(manifests))
 
 
 def sample_pools(ctx: Context, pools: Iterable[Pool]) -> Capacities:
@@ -148,10 +153,6 @@ def _path(catalog: Catalog, pool: Pool) -> Path:
 
         name = hashlib.sha256(f"{pool.backend}\0{pool.id}".encode(errors="surrogateescape")).hexdigest()[:32]
     return catalog.path / "capacity" / f"{name}.json"
-
-
-def _pools(manifests: Iterable[Manifest | Summary]) -> dict[Pool, None]:
-    return dict.fromkeys(ref.pool for manifest in manifests for ref in manifest.refs)
 
 
 def lost_members(ctx: Context, pool: Pool) -> set[tuple[str, str, str]]:

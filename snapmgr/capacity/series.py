@@ -351,8 +351,8 @@ def readings_of(
     """Return a reading of all space that these snapshots use: first the shared space, then the own space of each."""
     manifests = list(manifests) if capacities else []
     volumes: dict[PoolKey, set[str]] = {}
-    for ref in (ref for manifest in manifests for ref in manifest.refs):
-        volumes.setdefault(ref.identity[:2], set()).add(ref.volume_id)
+    for key, volume_id in {(ref.identity[:2], ref.volume_id) for manifest in manifests for ref in manifest.refs}:
+        volumes.setdefault(key, set()).add(volume_id)
     found: list[tuple[CapacitySeries, datetime | None]] = [
         (series, None)
         for key, ids in volumes.items()

@@ -11,11 +11,11 @@ Nothing writes it while a state directory holds few snapshots. What a command ha
 
 from __future__ import annotations
 
+import binascii
 import fcntl
 import os
 import stat
 import time
-import zlib
 from contextlib import contextmanager, suppress
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -79,8 +79,10 @@ class Index:
         folders, others = folders_in(self._folder)
         gone = known.keys() - folders
         start = f"{job}." if job is not None else ""
-        names = {name for name in folders if name.startswith(start)}
+        names = {name for name in folders if name.startswith(start)} if job is not None else set(folders)
         found, stamps = self._fitting(known, names, until)
+        in_order = len(found)
+        found += self._fitting_since(stamps)
         # Their stamps come first: if one changes while it is read, they do not fit the next time.
         stamps |= {name: (None, None) for name in others if name.startswith(start)}
         damaged: list[Damaged] = []
@@ -92,7 +94,8 @@ class Index:
                 found.append(one)
                 if all(stamp is None or stamp[1] < settled_ns for stamp in seen):
                     self._fresh[name] = _Known(stamps=seen, summary=one)
-        found.sort(key=_ORDER)
+        if len(found) > in_order:
+            found.sort(key=_ORDER)
         if len(self._fresh) + len(gone) >= WORTH:
             there = frozenset(folders)
             kept = [one for name, one in (known | self._fresh).items() if name in there]
@@ -105,28 +108,32 @@ class Index:
     def _fitting(
         self, known: dict[str, _Known], names: set[str], until: Callable[[Summary], bool] | None
     ) -> tuple[list[Summary], dict[str, _Stamps]]:
-        """Return the summaries that still fit, and the stamps of those that are to be read; `until` as in `look`."""
+        """Return the summaries that still fit, and the stamps of all others; `until` as in `look`."""
         found: list[Summary] = []
         stamps: dict[str, _Stamps] = {}
         if not names:
             return found, stamps
         with _opened(self._folder) as fd:
-            for name in reversed(known):
-                if name in names:
-                    one, seen = known[name], _stamps(name, fd)
-                    if one.stamps != seen:
-                        stamps[name] = seen
-                        continue
-                    found.append(one.summary)
-                    if until is not None and until(one.summary):
-                        break
+            for name, one in reversed(known.items()):
+                if name not in names:
+                    continue
+                seen = _stamps(name, fd)
+                if one.stamps != seen:
+                    stamps[name] = seen
+                    continue
+                found.append(one.summary)
+                if until is not None and until(one.summary):
+                    break
             stamps |= {name: _stamps(name, fd) for name in names - known.keys()}
-        for name in self._fresh.keys() & stamps.keys():
-            if self._fresh[name].stamps == stamps[name]:
-                found.append(self._fresh[name].summary)
-                del stamps[name]
         found.reverse()
         return found, stamps
+
+    def _fitting_since(self, stamps: dict[str, _Stamps]) -> list[Summary]:
+        """Take those out of `stamps` that an earlier look of this command read, and return their summaries."""
+        fitting = [name for name in self._fresh.keys() & stamps.keys() if self._fresh[name].stamps == stamps[name]]
+        for name in fitting:
+            del stamps[name]
+        return [self._fresh[name].summary for name in fitting]
 
     def _summarized(self, name: str) -> Summary | Damaged | None:
         """Read a snapshot's files; return None if it is being deleted, or its first manifest was not written."""
@@ -178,7 +185,7 @@ _ORDER = attrgetter("number", "at", "id")
 
 
 def _sum(data: bytes | memoryview) -> bytes:
-    return zlib.crc32(data).to_bytes(_SUM_BYTES, "big")
+    return binascii.crc32(data).to_bytes(_SUM_BYTES, "big")
 
 
 @contextmanager
@@ -191,10 +198,15 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def _stamps(name: str, folder_fd: int) -> _Stamps:
-    verified = f"{name}/verified.json"
-    # Asking whether there is one takes half the time of an error.
-    exists = os.access(verified, os.F_OK, dir_fd=folder_fd, follow_symlinks=False)
-    return _stamp(f"{name}/manifest.json", folder_fd), _stamp(verified, folder_fd) if exists else None
+    # Written out, as a look calls it for each snapshot; asking whether there is one takes half the time of an error.
+    verified: _Stamp | None = None
+    if os.access(name + "/verified.json", os.F_OK, dir_fd=folder_fd, follow_symlinks=False):
+        verified = _stamp(name + "/verified.json", folder_fd)
+    try:
+        status = os.stat(name + "/manifest.json", dir_fd=folder_fd, follow_symlinks=False)
+    except OSError:
+        return None, verified
+    return (status.st_ino, status.st_ctime_ns, status.st_size), verified
 
 
 def _stamp(path: str, folder_fd: int) -> _Stamp | None:

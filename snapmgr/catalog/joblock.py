@@ -55,8 +55,8 @@ class Mark(Struct, frozen=True, kw_only=True):
     """When somebody looked; on the clock of this boot."""
     folder: tuple[int, int]
     """Inode of the folder of the snapshots, and that inode's generation: ext4 gives the next folder the same inode."""
-    pools: tuple[Pool, ...] = ()
-    number: int = 0
+    pools: tuple[Pool, ...]
+    number: int
 
 
 class Held:

@@ -3,8 +3,6 @@
 Schema version 1; newer ones are refused. Times are aware and in UTC, sizes in bytes, durations in seconds.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from datetime import UTC, datetime
@@ -191,7 +189,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
                 f"snapshot {self.id} is {self.state.upper()}{why}: it cannot be {what}", hint="see: snapmgr list"
             )
 
-    def with_state(self, state: State, *, reason: str | None = None) -> Manifest:
+    def with_state(self, state: State, *, reason: str | None = None) -> "Manifest":
         """Return a copy in another state."""
         if reason is not None:  # an error's text may name any file
             reason = os.fsencode(reason).decode("utf-8", "backslashreplace")

@@ -1,7 +1,5 @@
 """Defines a manifest's record of a physical backup, whose files were copied by the server's own tool."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from msgspec import Struct

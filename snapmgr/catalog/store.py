@@ -59,7 +59,7 @@ __all__ = ["Catalog", "Entry", "attached_error"]
 
 _NUMBER = "number"
 # Files whose writer was killed before the rename.
-_BEGUN = re.compile(r"\.(manifest|verified)\.json\.\d+")
+_BEGUN = r"\.(manifest|verified)\.json\.\d+"
 
 
 class _Numbered(msgspec.Struct):
@@ -109,7 +109,9 @@ class Catalog(RecordFolders):
             claim(self.path)
         except OSError as error:
             raise CatalogError(f"cannot write to {self.path}: {error.strerror}", hint=space_hint(error)) from None
-        for path in (*self._leases.glob(".*.json.*"), *self.path.glob(".machine.*")):
+        begun = [self._leases / name for name in os.listdir(self._leases) if name[0] == "." and ".json." in name]
+        begun += [self.path / name for name in os.listdir(self.path) if name.startswith(".machine.")]
+        for path in begun:
             if is_abandoned(path):
                 path.unlink(missing_ok=True)
 
@@ -267,7 +269,7 @@ class Catalog(RecordFolders):
         for snapshot_id in snapshot_ids:
             folder = self._snapshots / snapshot_id
             with suppress(FileNotFoundError):
-                begun = [name for name in os.listdir(folder) if _BEGUN.fullmatch(name)]
+                begun = [name for name in os.listdir(folder) if re.fullmatch(_BEGUN, name)]
                 # The manifest last, so that the snapshot is known until then.
                 for name in (*begun, "tool.log", "verified.json", "manifest.json"):
                     (folder / name).unlink(missing_ok=True)

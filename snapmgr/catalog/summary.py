@@ -1,7 +1,5 @@
 """Holds what lists, plans and checks need of a snapshot; the index stores it, so that they need not read manifests."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Literal
@@ -17,7 +15,10 @@ if TYPE_CHECKING:
 Result = Literal["passed", "partly", "failed"]
 """`Verification.result`."""
 
-_pool = cache(Pool)
+
+@cache
+def _pool(backend: str, pool_id: str, hint: str) -> Pool:
+    return Pool(backend=backend, id=pool_id, hint=hint)
 
 
 class StoredPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -33,7 +34,7 @@ class StoredPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def pool(self) -> Pool:
         """The pool that holds it."""
-        return _pool(backend=self.backend, id=self.pool_id, hint=self.pool_hint)
+        return _pool(self.backend, self.pool_id, self.pool_hint)
 
     @property
     def identity(self) -> tuple[str, str, str]:
@@ -92,7 +93,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fal
         return self.result == "failed"
 
 
-def summarize(entry: Entry) -> Summary:
+def summarize(entry: "Entry") -> Summary:
     """Return the summary of a snapshot."""
     manifest, verification = entry.manifest, entry.verification
     parts = [

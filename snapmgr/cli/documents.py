@@ -39,7 +39,7 @@ def iso(at: datetime | None) -> str | None:
 
 def show_time(at: datetime | None) -> str:
     """Return a time to print: UTC ISO 8601, whole seconds."""
-    return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return "-" if at is None else f"{at.astimezone(UTC).isoformat()[:19]}Z"
 
 
 def show_held(level: Level | None, held_s: float) -> str:

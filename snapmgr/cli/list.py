@@ -115,11 +115,12 @@ def _sizes(session: Session, found: list[Summary]) -> dict[str, int]:
 
 
 def _print(found: list[Summary], leases: list[Lease], catalog: Catalog, sizes: Mapping[str, int] | None) -> None:
-    from snapmgr.capacity.read import read_capacities
+    from snapmgr.capacity.read import pools_of, read_capacities
     from snapmgr.cli.documents import show_held, show_result, show_time
 
     now = datetime.now(UTC)
-    capacities = read_capacities(catalog, (one for one in found if one.state == "ready"))
+    capacities = read_capacities(catalog, pools_of(one for one in found if one.state == "ready"))
+    own = {key: one for key, one in capacities.items() if any(series.native_id for series in one.series)}
     used = {lease.snapshot_id for lease in leases}
     heads = _HEADS if sizes is None else (*_HEADS[:-1], "SIZE", _HEADS[-1])
     rows = [
@@ -135,7 +136,7 @@ def _print(found: list[Summary], leases: list[Lease], catalog: Catalog, sizes: M
             ", ".join(
                 [
                     *_notes(one, [lease for lease in leases if lease.snapshot_id == one.id] if one.id in used else ()),
-                    *_capacity(one, capacities, now),
+                    *(_capacity(one, own, now) if own and one.state == "ready" else ()),
                 ]
             ),
         )
@@ -158,8 +159,6 @@ def _size(size_bytes: int | None) -> str:
 def _capacity(one: Summary, capacities: Capacities, now: datetime) -> Iterator[str]:
     from snapmgr.capacity.series import forecast, own_series
 
-    if one.state != "ready" or not capacities:
-        return
     for series in own_series(one.refs, capacities):
         words = forecast(series, now, one.at).words(now)
         yield f"{series.share:.0%} full" + (f", {words}" if words else "")

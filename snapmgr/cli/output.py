@@ -114,9 +114,10 @@ def end_document(error: SnapmgrError | None) -> dict[str, Any]:
 
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return aligned lines, the heads first. Control characters are made visible before cells are measured."""
-    table = [list(heads), *([clean(cell) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    # One test and one format for a row: a list may have ten thousand.
+    table = [heads, *(row if "".join(row).isprintable() else [clean(cell) for cell in row] for row in rows)]
+    form = "  ".join(f"%-{max(map(len, column))}s" for column in zip(*table, strict=True))
+    return [(form % tuple(row)).rstrip() for row in table]
 
 
 def ask_for_word(word: str, *, to: str, why: str, nothing: str, option: str = "--yes") -> None:

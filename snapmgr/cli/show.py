@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from snapmgr.capacity.read import read_capacities
+from snapmgr.capacity.read import pools_of, read_capacities
 from snapmgr.capacity.series import capacity_limits, readings_of
 from snapmgr.cli.output import print_lines
 from snapmgr.cli.params import SnapshotName, json_option
@@ -73,7 +73,9 @@ def _readings(ctx: Context, manifest: Manifest, now: datetime) -> tuple[Reading,
     if manifest.state != "ready":
         return ()
     job = ctx.config.jobs.get(manifest.job) or Job(source=manifest.source)
-    found = readings_of((manifest,), read_capacities(ctx.catalog, (manifest,)), capacity_limits(job, now), now)
+    found = readings_of(
+        (manifest,), read_capacities(ctx.catalog, pools_of((manifest,))), capacity_limits(job, now), now
+    )
     return tuple(one for one in found if one.series.native_id)
 
 

@@ -14,7 +14,7 @@ from snapmgr.system.trust import changeable
 if TYPE_CHECKING:
     from pathlib import Path
 
-_WHERE_IN_TOML = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+_WHERE_IN_TOML = r" \(at (?:line (\d+), column \d+|end of document)\)$"
 _MAX_BYTES = 1 << 20
 # Keys are at most four levels deep. Much deeper nesting would exhaust the stack of recursive functions.
 _DEEPEST = 32
@@ -51,9 +51,9 @@ def read_toml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}, line {line}: is not UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         said = str(error)
-        place = _WHERE_IN_TOML.search(said)
+        place = re.search(_WHERE_IN_TOML, said)
         where = f"line {place[1]}" if place and place[1] else "last line"
-        raise ConfigError(f"{file}, {where}: is not TOML: {_WHERE_IN_TOML.sub('', said)}") from error
+        raise ConfigError(f"{file}, {where}: is not TOML: {re.sub(_WHERE_IN_TOML, '', said)}") from error
     except RecursionError as error:
         raise ConfigError(f"{file}: is nested too deeply") from error
     except ValueError as error:

@@ -3,8 +3,6 @@
 A key's TOML name is its attribute's name without the unit: ``max_stall = "3s"`` is `Job.max_stall_s`, a float.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Literal
 

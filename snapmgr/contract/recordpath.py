@@ -35,12 +35,12 @@ Token = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 """16 hex digits: part of the names of what one run creates."""
 
 _FIRST_YEAR, _LAST_YEAR = 1970, 9000
-_PATTERN = re.compile(r"Expected `str` matching regex .* - at `(?:key` in `)?\$\.?(?P<place>.*)`", re.DOTALL)
+_REFUSED = r"(?s)Expected `str` matching regex .* - at `(?:key` in `)?\$\.?(?P<place>.*)`"
 
 
 def problem_of(error: Exception) -> str:
     """Return why a record cannot be decoded; for a name or path that its type refuses, the key instead of a pattern."""
-    match = _PATTERN.fullmatch(str(error))
+    match = re.fullmatch(_REFUSED, str(error))
     return f"{match['place']} is not a name or path that may be there" if match else str(error)
 
 

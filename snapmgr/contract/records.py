@@ -4,17 +4,13 @@ Every record is a frozen, keyword-only `msgspec.Struct`; units are in the names.
 CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 from msgspec import Struct, field
 
 from snapmgr.contract.errors import StorageError
 from snapmgr.contract.recordpath import Inner, Name, PoolId, Token
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Reason(Struct, frozen=True, kw_only=True):
@@ -40,7 +36,7 @@ class BlockDevice(Struct, frozen=True, kw_only=True):
     fs_uuid: str | None = None
     dm_name: str | None = None
     dm_uuid: str | None = None
-    below: tuple[BlockDevice, ...] = ()
+    below: "tuple[BlockDevice, ...]" = ()
 
 
 class Mount(Struct, frozen=True, kw_only=True):

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fractions import Fraction
 
-# ASCII: "\d" would take Arabic digits, and IGNORECASE the Kelvin sign for a K.
-_SIZE = re.compile(r"(?P<number>\d{1,30}(?:\.\d{1,30})?)\s*(?:(?P<unit>[KMGTPE])i?)?B?", re.IGNORECASE | re.ASCII)
-_PERCENT = re.compile(r"\d{1,3}(?:\.\d{1,6})?", re.ASCII)
+# Texts, compiled at their first use: at each start they would take longer than many a module. "a" is for ASCII: "\d"
+# would take Arabic digits, and without regard to case the Kelvin sign would be a K.
+_SIZE = r"(?ai)(?P<number>\d{1,30}(?:\.\d{1,30})?)\s*(?:(?P<unit>[KMGTPE])i?)?B?"
+_PERCENT = r"(?a)\d{1,3}(?:\.\d{1,6})?"
 _KIB = 1024
 _POWERS = {unit: power for power, unit in enumerate("KMGTPE", start=1)}
 # The limit of the kernel, of file sizes and of SQL's BIGINT UNSIGNED.
 _SIZE_LIMIT = 2**64
-_DURATION_PART = re.compile(r"(?P<number>\d{1,30}(?:\.\d{1,30})?) *(?P<unit>ms|s|min|m|h|d|w|y) *", re.ASCII)
+_DURATION_PART = r"(?a)(?P<number>\d{1,30}(?:\.\d{1,30})?) *(?P<unit>ms|s|min|m|h|d|w|y) *"
 _MILLISECONDS = {
     "ms": 1,
     "s": 1000,
@@ -49,7 +50,7 @@ def parse_size(text: str) -> int:
 
     Raises ValueError for anything else, also for a fraction of a byte and for more than 16 EiB.
     """
-    match = _SIZE.fullmatch(text.strip())
+    match = re.fullmatch(_SIZE, text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a size: write a number and K, M, G, T, P or E, as in 512M or 1.5G")
     unit = match["unit"]
@@ -66,7 +67,7 @@ def part_of(text: str, whole_bytes: int) -> int:
     """Given "5%", "10G" or "0", return bytes; a share is one of `whole_bytes`. Raises ValueError for anything else."""
     number = text.strip().removesuffix("%")
     if number != text.strip():
-        if _PERCENT.fullmatch(number) and float(number) < 100:  # noqa: PLR2004 - all of it is never free
+        if re.fullmatch(_PERCENT, number) and float(number) < 100:  # noqa: PLR2004 - all of it is never free
             return int(_exact(number) * whole_bytes // 100)
         raise ValueError(f'{text!r} is not a share: write "5%"; it must be below 100')
     if number.isdecimal() and number.strip("0"):
@@ -101,7 +102,7 @@ def parse_duration(text: str) -> float:
     total: int | Fraction = 0
     units: list[int] = []
     position = 0
-    while match := _DURATION_PART.match(stripped, position):
+    while match := re.compile(_DURATION_PART).match(stripped, position):
         units.append(_MILLISECONDS[match["unit"]])
         total += _exact(match["number"]) * units[-1]
         position = match.end()

@@ -150,7 +150,7 @@ def _members(facts: Facts, view: _View) -> Iterator[Finding]:
         missing = [
             ref
             for ref in manifest.refs
-            if ref.identity[:2] in view.answered and ref.identity not in view.snapshots and ref.identity not in altered
+            if ref.identity not in view.snapshots and ref.identity not in altered and ref.identity[:2] in view.answered
         ]
         if manifest.state == "ready" and missing:
             yield _missing(manifest, [ref.name for ref in missing])
@@ -229,7 +229,7 @@ def is_of(known: Summary, one: Found) -> bool:
     if one.kind != "snapshot" or one.ref is None or one.snapshot_id != known.id:
         return False
     if known.refs:
-        return any(ref.identity == one.ref.identity for ref in known.refs)
+        return one.ref.identity in [ref.identity for ref in known.refs]
     made = (one.pool.key, one.name, one.ref.volume_id)
     return any((part.pool.key, part.name, part.volume_id) == made for part in known.parts)
 

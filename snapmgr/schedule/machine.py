@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from snapmgr.catalog.manifest import Schedule
     from snapmgr.catalog.store import Catalog
     from snapmgr.config.model import Job
+    from snapmgr.contract.backend import Runner
 
 Kind = Literal["systemd", "cron"]
 
@@ -38,7 +39,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     """The machine that schedules are installed on. `root` is its root directory: "/" except for tests and images."""
 
     root: Path = Path("/")
-    runner: CommandRunner = field(default_factory=CommandRunner)
+    runner: Runner = field(default_factory=CommandRunner)
 
     @property
     def units(self) -> Path:

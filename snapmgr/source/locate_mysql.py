@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from snapmgr.mysql.connect.client import connect
 from snapmgr.mysql.datadir.layout import DataPlace, read_files
 from snapmgr.mysql.lock.levels import LockNeeds, choose
 from snapmgr.source.located import SnapshotSource
@@ -63,15 +62,10 @@ def refuse_new_places(source: SnapshotSource) -> None:
     """Raise NotQuiescedError if the server's files lead to places outside the snapshot.
 
     Call it after the snapshot: a table made elsewhere between our last read of the layout and the lock is not in
-    it. MySQL leaves no trace of such a table in the datadir; but there DDL was blocked at that read, unless the
-    level has no such lock.
+    it. MySQL leaves no trace of such a table in the datadir; but there DDL was blocked at that read, or the server is
+    asked again (`snapmgr.backup.fire_mysql`).
     """
     if source.layout is None:
-        return
-    if source.live is not None and source.choice is not None and source.choice.level == "global-read-lock":
-        # It looks at the datadir's files too.
-        with connect(source.live.credentials) as connection:
-            source.live.check(connection)
         return
     held = {path for share in source.shares for path in share.places}
     refuse_new_folders(read_files(source.layout.datadir).folders() - held - {*source.absent, *source.layout.scratch})

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MOUNTINFO = "/proc/self/mountinfo"
 _SYSFS = Path("/sys")
 _UDEV_DATA = Path("/run/udev/data")
-_ESCAPE = re.compile(rb"\\([0-3][0-7]{2})")
+_ESCAPE = rb"\\([0-3][0-7]{2})"
 _SECTOR_BYTES = 512
 # linux/btrfs.h: _IOR(0x94, 31, struct btrfs_ioctl_fs_info_args), 1024 bytes: max_id u64, num_devices u64, fsid[16], …
 _BTRFS_IOC_FS_INFO = 0x8400941F
@@ -82,7 +82,7 @@ def _parse_line(line: bytes) -> Mount:
 
 
 def _decode(field: bytes) -> str:
-    return os.fsdecode(_ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), field))
+    return os.fsdecode(re.sub(_ESCAPE, lambda match: bytes([int(match[1], 8)]), field) if b"\\" in field else field)
 
 
 def _decode_options(field: bytes) -> tuple[str, ...]:
@@ -182,7 +182,7 @@ def _resolve(path: str) -> str:
 
 def mount_id_of(descriptor: int) -> int | None:
     """Return the id of the mount that a descriptor was opened through; None where the kernel does not tell."""
-    for line in Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii").splitlines():
+    for line in Path(f"/proc/self/fdinfo/{descriptor}").read_bytes().decode("ascii").splitlines():
         key, _, value = line.partition(":")
         if key == "mnt_id":
             return int(value)
@@ -240,7 +240,7 @@ def btrfs_devices(fs_uuid: str, *, sysfs: Path = _SYSFS) -> tuple[str, ...]:
     """Given the UUID of a mounted btrfs, return its devices' numbers ("7:0"), sorted. Raises StorageError if hidden."""
     folder = sysfs / "fs/btrfs" / fs_uuid / "devices"
     try:
-        return tuple(sorted((entry / "dev").read_text(encoding="ascii").strip() for entry in folder.iterdir()))
+        return tuple(sorted((entry / "dev").read_bytes().decode("ascii").strip() for entry in folder.iterdir()))
     except OSError as error:
         raise StorageError(
             f"cannot read {folder}: {error.strerror}", hint="make /sys visible: a container may hide it"

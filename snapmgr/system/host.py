@@ -1,22 +1,18 @@
 """Identifies this host and its processes across reboots and reused pids."""
 
-from __future__ import annotations
-
 import os
 import re
 import select
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from msgspec import Struct
 
 from snapmgr.system.boot import boot_id
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Process(Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,26 @@ class DetachedMount(Struct, frozen=True, kw_only=True):
 class KernelMounter:
     """The `Mounter` that backends get; see `snapmgr.api.Mounter` for the contract."""
 
+    def __init__(self) -> None:
+        self._sharer: int | None = None
+        self._shared: dict[tuple[str, str, tuple[str, ...]], DetachedMount] = {}
+        self._mounts = ExitStack()
+
+    @contextmanager
+    def sharing(self) -> Iterator[None]:
+        """Until the context ends, let each private mount stay, for the next one of the same source and options.
+
+        For the steps of one short run: as long as such a mount exists, its file system stays busy. Forked children make
+        mounts of their own, as they may have closed our descriptors.
+        """
+        self._sharer = os.getpid()
+        try:
+            with self._mounts:
+                yield
+        finally:
+            self._sharer = None
+            self._shared.clear()
+
     @contextmanager
     def private(self, source: str, fs_type: str, options: tuple[str, ...] = ()) -> Iterator[DetachedMount]:
         """Mount `source` detached from the mount tree until the context ends.
@@ -55,6 +75,17 @@ class KernelMounter:
         Always nosuid and nodev; noatime, as reading must not write. Raises MissingRequirementError without
         CAP_SYS_ADMIN or where the kernel lacks the file system, StorageError with the kernel's words otherwise.
         """
+        key = (source, fs_type, options)
+        if self._sharer != os.getpid():
+            with self._mounted(*key) as alone:
+                yield alone
+            return
+        if key not in self._shared:
+            self._shared[key] = self._mounts.enter_context(self._mounted(*key))
+        yield self._shared[key]
+
+    @contextmanager
+    def _mounted(self, source: str, fs_type: str, options: tuple[str, ...]) -> Iterator[DetachedMount]:
         with mountapi.new_mount(source, fs_type, options, unseen=True) as mount_fd:
             # fsmount(2) returns an O_PATH descriptor, which does not allow ioctl(2) and syncfs(2).
             fd = os.open(f"/proc/self/fd/{mount_fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -46,10 +46,10 @@ _LOCKS = ("FLUSH TABLES WITH READ LOCK", "BACKUP STAGE")
 
 UNSEEN = "import snapmgr.mysql.lock.quiesce as q; q.wait_for_blockers = lambda *_, **__: ()"
 """What holds the lock off comes right after it was looked for."""
-SLOW_JITTER = "q.random.uniform = lambda *_: 3.0"
+SLOW_JITTER = "import random; random.uniform = lambda *_: 3.0"
 """More than half a second of rest after the first try; after `UNSEEN`."""
 REST_UNTIL_RELEASED = """
-import time
+import random, time
 from pathlib import Path
 
 def _rest(*_):
@@ -59,7 +59,7 @@ def _rest(*_):
         time.sleep(0.01)
     return 0.0
 
-q.random.uniform = _rest
+random.uniform = _rest
 """
 """Rest after each try that failed until `Run.release`; after `UNSEEN`."""
 LONG_FIRST_TRY = "q._FIRST_WAIT_S = 1.0"

@@ -88,6 +88,11 @@ class HeldLock:
         self._bound_time()
 
     @property
+    def connection(self) -> Connection:
+        """The connection that took it; after `release` it may be used for anything, if it is not gone."""
+        return self._connection
+
+    @property
     def position(self) -> Position | None:
         """The binlog position, if the lock stops it from moving; None without binary log."""
         known = self.choice.position and not self._grant.rows_ahead

@@ -12,6 +12,7 @@ from snapmgr.access.attach import attached, data_path
 from snapmgr.backup.run import backup, plan_backup
 from snapmgr.contract.errors import BusyError, NotQuiescedError, VerificationError
 from snapmgr.keep.prune import prune
+from snapmgr.mysql.lock.heldlock import HeldLock
 from snapmgr.verify.run import verify
 from support.exactness import take_and_check
 from support.scene import Scene, btrfs_scene
@@ -234,6 +235,29 @@ def test_a_stopped_server(scene: Scene) -> None:
         scene.server.start()
     with pytest.raises(NotQuiescedError, match="runs on"):
         backup(ctx, ctx.config.job("demo"))
+
+
+def test_the_last_look_at_the_layout_needs_no_further_connection(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.configure('quiesce = "global-read-lock"')
+    ctx, release = scene.context(), HeldLock.release
+
+    def connections() -> int:
+        return int(scene.server.query("SHOW GLOBAL STATUS LIKE 'Connections'")[0][1])
+
+    def gone(lock: HeldLock) -> None:
+        release(lock)
+        lock.connection.drop()
+
+    once = connections()
+    more = connections() - once  # what our question costs
+    once = connections()
+    backup(ctx, ctx.config.job("demo"))
+    assert connections() - once - more == 2
+    # If the lock's connection is gone after the proof, another one does.
+    monkeypatch.setattr(HeldLock, "release", gone)
+    once = connections()
+    assert backup(ctx, ctx.config.job("demo")).state == "ready"
+    assert connections() - once - more == 3
 
 
 def test_two_runs_at_once(scene: Scene) -> None:

@@ -19,7 +19,7 @@ from snapmgr.context import Context
 from snapmgr.contract.errors import ShortOfSpaceError
 from snapmgr.jobrun import run_job
 from snapmgr.keep.prune import prune
-from snapmgr.system import probe
+from snapmgr.system import mountapi, probe
 from snapmgr_btrfs import armed, backend, kernel
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     counted(backend.BtrfsBackend, "gauges")
     counted(armed, "sync_file_system")
-    counted(kernel, "fs_uuid")  # once for each private mount
+    counted(kernel, "fs_uuid")  # once for each use of a private mount
+    counted(mountapi, "new_mount")
     counted(probe, "_start")
     # However slow this machine is now.
     for where, name in ((read, "_RECENT_S"), (backend, "_FLUSHED_S"), (probe, "_ASK_AGAIN_S")):
@@ -76,6 +77,8 @@ def test_the_file_system_is_asked_flushed_and_its_space_is_read_once(ctx: Contex
     assert (counts["gauges"], counts["sync_file_system"]) == (1, 1)
     # The state directory, on another one, was not there yet.
     assert counts["_start"] == 1
+    # One for reading, one for writing; the reading of the space has the former in the first run.
+    assert counts["new_mount"] == 2 * len(JOBS)
     # Beside the reading: to arm, to settle, to note.
     assert counts["fs_uuid"] == 1 + 3 * len(JOBS) + len(JOBS)  # `locate` asks, too
     # Written after the flush, and in the snapshot all the same.

@@ -172,7 +172,7 @@ def _remove(path: Path) -> None:
 def _retype(path: Path, old: bytes, value: bytes, place: int) -> None:
     with suppress(ValueError):
         whole = json.loads(old)
-        if isinstance(whole, dict):
+        if isinstance(whole, dict) and whole:
             whole[sorted(whole)[place % len(whole)]] = json.loads(value) if value[:1] in b"n{7" else "../../x"
             path.write_text(json.dumps(whole))
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,9 +21,11 @@ import pytest
 from msgspec.structs import replace
 
 from snapmgr import jobrun as run_module
-from snapmgr.catalog.manifest import QuiesceRecord
+from snapmgr.capacity.read import _path
+from snapmgr.capacity.series import CapacitySample, CapacitySeries, PoolCapacity
+from snapmgr.catalog.manifest import QuiesceRecord, encode
 from snapmgr.cli.main import COMPLETE_VARIABLE, main
-from snapmgr.cli.output import Console
+from snapmgr.cli.output import Console, format_table
 from snapmgr.context import Context
 from snapmgr.contract.errors import NotFoundError, NotQuiescedError, StorageError
 from snapmgr.contract.records import Usage
@@ -43,6 +46,48 @@ def test_list_shows_each_snapshot_on_a_line(run):
     assert "FAILED 2026-01-31T02:30:00Z" in second
     assert third.split()[-1] == "-"
     assert {line.index("backup-lock") for line in (first, second, third)} == {head.index("LEVEL")}
+
+
+def test_list_shows_how_full_the_own_space_of_a_ready_snapshot_is(run, catalog):
+    shared = CapacitySeries(name="data of vg/pool", when_full="origin_errors", size_bytes=100, samples=_samples(90))
+    own = [
+        CapacitySeries(
+            name=f"CoW table of {number}",
+            when_full="snapshot_lost",
+            size_bytes=100,
+            native_id=f"n{number}",
+            samples=_samples(30),
+        )
+        for number in (0, 1)
+    ]
+    capacity = PoolCapacity(backend=POOL.backend, pool_id=POOL.id, series=(shared, *own))
+    catalog.write(manifest(1, state="broken", reason="it overflowed"))
+    path = _path(catalog, POOL)
+    path.parent.mkdir()
+    path.write_bytes(encode(replace(capacity, series=(shared,))))
+    assert "% full" not in run("list")[1]
+    path.write_bytes(encode(capacity))
+    _, first, second, third = run("list")[1].splitlines()
+    assert first.endswith("mounted at /mnt/look, 30% full, not filling")
+    assert second.endswith("it overflowed")
+    assert "full" not in third
+
+
+def _samples(used_bytes):
+    return tuple(
+        CapacitySample(at=datetime.now(UTC) - timedelta(hours=hours), used_bytes=used_bytes, size_bytes=100)
+        for hours in (2, 1, 0)
+    )
+
+
+def test_a_table_is_aligned_and_shows_control_characters():
+    rows = [["100%s", "x"], ["a\x1b[31m\nb", ""], ("é", "yy")]
+    assert format_table(("ONE", "TWO"), rows) == [
+        "ONE           TWO",
+        "100%s         x",
+        r"a\x1b[31m\nb",
+        "é             yy",
+    ]
 
 
 class _Sized:
@@ -411,7 +456,7 @@ def test_a_narrow_terminal_cuts_no_words_off(config, catalog, columns):
 def test_a_bar_has_no_thread_and_lines_do_not_disturb_it():
     code = """
 import threading
-from snapmgr.cli.output import Console
+from snapmgr.cli.output import Console, format_table
 console = Console()
 for done in range(4):
     console.progress("checking", done, 4)
