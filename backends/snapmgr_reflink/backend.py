@@ -53,7 +53,6 @@ class ReflinkBackend(CopyStoreBackend):
     name: ClassVar[str] = "reflink"
     api_version: ClassVar[int] = API_VERSION
     Config: ClassVar[type[ReflinkConfig]] = ReflinkConfig
-    overlays: ClassVar[bool] = True
     config: ReflinkConfig
 
     def locate(self, target: Target) -> Volume | NotMine:
@@ -119,6 +118,14 @@ class ReflinkBackend(CopyStoreBackend):
     def new_copy(self, source: Folder, target: Folder) -> FolderCopy:
         """Return a copy that shares blocks if the file system can."""
         return self._copy(source, target, "reflink" if can_clone(target) else "copy")
+
+    def can_overlay(self, folder: Folder) -> bool:
+        """Return whether the kernel would share the blocks of a file that a command changes.
+
+        Else it would copy the whole file, and the command would fail in the middle where a clone says at once that
+        there is no space for it.
+        """
+        return identify(folder.fd).reflinks
 
     def _copy(self, source: Folder, target: Folder, method: Method) -> SharedCopy:
         mount = holder(os.path.realpath(os.path.dirname(target.path)), self.mounter.mounts())

@@ -156,7 +156,11 @@ def _check_again(live: LiveServer, connection: Connection) -> None:
 def _stopped_applier(ctx: Context, job: Job, live: LiveServer) -> AbstractContextManager[None]:
     if not job.stop_replica or not live.channels:
         return nullcontext()
-    from snapmgr.mysql.lock.applier import applier_stopped  # noqa: PLC0415 - only for replicas that are to be stopped
+    # Only for replicas that are to be stopped; and while they stand still, nothing is to be read from a slow disk.
+    import random  # noqa: F401, PLC0415
+
+    from snapmgr.mysql.lock import lockless, probe_mariadb, probe_mysql  # noqa: F401, PLC0415
+    from snapmgr.mysql.lock.applier import applier_stopped  # noqa: PLC0415
 
     # All waiting before the lock is granted, and the lock itself.
     tries_s = job.lock_attempts * (job.max_stall_s + _TRY_S)

@@ -11,11 +11,11 @@ Nothing writes it while a state directory holds few snapshots. What a command ha
 
 from __future__ import annotations
 
+import binascii
 import fcntl
 import os
 import stat
 import time
-import zlib
 from contextlib import contextmanager, suppress
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -185,7 +185,7 @@ _ORDER = attrgetter("number", "at", "id")
 
 
 def _sum(data: bytes | memoryview) -> bytes:
-    return zlib.crc32(data).to_bytes(_SUM_BYTES, "big")
+    return binascii.crc32(data).to_bytes(_SUM_BYTES, "big")
 
 
 @contextmanager

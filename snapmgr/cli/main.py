@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from snapmgr import __version__
+from snapmgr.cli import leave_with
 from snapmgr.cli.failures import foreseen
 from snapmgr.cli.output import Console, flush_results, prepare_streams
 from snapmgr.cli.session import Session
@@ -144,6 +145,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         session.console.close()
     # Otherwise Python flushes at exit, and complains if the reader has gone.
     flush_results()
+    if argv is None:
+        leave_with(code)
     return code
 
 

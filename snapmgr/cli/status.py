@@ -17,6 +17,7 @@ from snapmgr.contract.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import tzinfo
 
     from snapmgr.catalog.manifest import Lease
     from snapmgr.catalog.store import Catalog
@@ -56,9 +57,7 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
     """
     from snapmgr.capacity.read import pools_of, read_capacities, sample_pools
     from snapmgr.cli.documents import mount
-    from snapmgr.doctor.rebuild import job_of
     from snapmgr.doctor.status import judge
-    from snapmgr.schedule.times import local_zone
 
     chosen = session.jobs(jobs or session.config().jobs)
     if not chosen:
@@ -68,10 +67,14 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
     snapshots, damaged = catalog.summaries()
     schedules, damaged_schedules = catalog.schedules()
     leases, damaged_leases = catalog.leases()
-    clones = [lease for lease in leases if lease.why == "clone" and (not jobs or job_of(lease.snapshot_id) in jobs)]
+    clones = [lease for lease in leases if lease.why == "clone"]
+    if jobs and clones:
+        from snapmgr.doctor.rebuild import job_of
+
+        clones = [lease for lease in clones if job_of(lease.snapshot_id) in jobs]
     problems = session.damaged([*damaged, *damaged_schedules, *damaged_leases])
     by_job = {schedule.job: schedule for schedule in schedules}
-    now, zone = datetime.now(UTC), local_zone()
+    now, zone = datetime.now(UTC), _zone() if schedules else UTC
     of_job: dict[str, list[Summary]] = {job.name: [] for job in chosen}
     for one in snapshots:
         if one.job in of_job:
@@ -102,6 +105,12 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
         filled = [line for one in found for line in _capacity_lines(one, now)]
         print_lines([*_lines(found, bad, len(problems), orphans), *filled, *map(_clone_line, clones)])
     return code
+
+
+def _zone() -> tzinfo:
+    from snapmgr.schedule.times import local_zone
+
+    return local_zone()
 
 
 def _unwritable(catalog: Catalog) -> Iterator[Problem]:

@@ -61,8 +61,10 @@ class _Look:
                     return path + one.name
                 if one.is_dir(follow_symlinks=False):
                     folders.append(one.name)
-                elif self.overlay and not one.is_file(follow_symlinks=False) and is_mark(status):
-                    self.overlay = False
+                elif self.overlay:
+                    # Python has no listxattrat(2); this path is short, however long the folder's own is.
+                    regular = one.is_file(follow_symlinks=False)
+                    self.overlay = not (has_marks(f"/proc/self/fd/{fd}/{one.name}") if regular else is_mark(status))
         for name in folders:
             with subfolder(name, fd) as child:
                 found = self.find(child, f"{path}{name}/")

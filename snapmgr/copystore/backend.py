@@ -73,8 +73,6 @@ class CopyStoreBackend(ABC):
     Config: ClassVar[type[Any]]
     shared: ClassVar[bool] = False
     """Whether several machines may mount the store: a copy that one has begun is not debris to the others."""
-    overlays: ClassVar[bool] = False
-    """Whether an overlay can have a copy below and its changes in the store."""
 
     def __init__(self, config: Any, runner: Runner, mounter: Mounter) -> None:  # noqa: ANN401 - the subclass's Config
         """Store the arguments."""
@@ -278,7 +276,8 @@ class CopyStoreBackend(ABC):
                 raise NotFoundError(f"the copy {shown(parent.path)} was never finished")
             # Hold the lock until the attachment's folder exists: from then on that folder keeps `delete` away.
             parent.lock(shared=True)
-            overlay = refuse_altered(parent, overlay=self.overlays and record.writable and record.overlay)
+            wanted = record.writable and record.overlay and self.can_overlay(parent)
+            overlay = refuse_altered(parent, overlay=wanted)
             mark = Mark(
                 kind="attachment",
                 snapshot_id=record.ref.snapshot_id,
@@ -295,6 +294,10 @@ class CopyStoreBackend(ABC):
                 self._clone(parent, folder)
             folder.advance("begun", "complete", durable=False)
             return made or Attachment(directory=(folder if record.writable else parent).data)
+
+    def can_overlay(self, folder: CopyFolder) -> bool:  # noqa: ARG002 - hooks may need it
+        """Return whether a command may get an overlay over the copy in `folder`, with its changes in the store."""
+        return False
 
     def _clone(self, parent: CopyFolder, folder: CopyFolder) -> None:
         try:

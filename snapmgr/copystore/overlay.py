@@ -20,7 +20,7 @@ _TYPE = "overlay"
 _TRIAL = "trial"
 # As much like a clone as possible: a file that is changed is whole, and hard links stay together. Nobody needs the
 # changes after a power cut; without "volatile" the unmounting would flush the whole file system.
-_OPTIONS = ("redirect_dir=nofollow", "metacopy=off", "index=on", "volatile")
+_OPTIONS = ("redirect_dir=on", "metacopy=off", "index=on", "volatile")
 
 
 def overlaid(parent: CopyFolder, folder: CopyFolder, mounter: Mounter) -> Attachment | None:

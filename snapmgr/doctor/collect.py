@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,18 +17,17 @@ from snapmgr.capacity.read import attachment_problem, sample_pool
 from snapmgr.capacity.series import capacity_limits
 from snapmgr.catalog.inplace import inplace_records
 from snapmgr.catalog.manifest import GONE, SCHEMA, UNFINISHED
-from snapmgr.catalog.recordfolder import folders_in
 from snapmgr.catalog.summary import summarize
 from snapmgr.config.plugins import list_plugins
 from snapmgr.contract.errors import CatalogError, ConfigError, NotFoundError, SnapmgrError
 from snapmgr.contract.records import NotMine, Pool
 from snapmgr.doctor.facts import Facts, FileFacts, LeaseFacts, PoolFacts
+from snapmgr.doctor.leftovers import scratch_files, stray_files
 from snapmgr.doctor.rebuild import claimed_by, job_of
-from snapmgr.restore.inplace.run import unfinished_inplace
 from snapmgr.restore.unfinished import unfinished_restores
 from snapmgr.system.blockdev import find_target
 from snapmgr.system.boot import boot_id, machine_id
-from snapmgr.system.files import BEGUN, is_abandoned, read_file
+from snapmgr.system.files import read_file
 from snapmgr.system.host import is_alive
 
 if TYPE_CHECKING:
@@ -44,12 +41,6 @@ if TYPE_CHECKING:
     from snapmgr.context import Context
     from snapmgr.contract.records import Mount, PoolKey, Reason
 
-# The names that `snapmgr.verify.run`, `prepare` and `attach` use in the scratch directory.
-_RUN_FOLDER = re.compile(r"v(?P<pid>[0-9]+)-[a-z0-9_]{8}")
-_POINT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{6}")
-_CLONE_FOLDER = re.compile(r"c[0-9a-f]{16}")
-# A younger mount point may belong to another state directory that is about to mount there.
-_POINT_AGE_S = 3600.0
 _RECORD_ID = re.compile(r"[0-9a-f]{16}")
 
 
@@ -81,6 +72,12 @@ def collect_facts(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool
     sound = [known for one in damaged if (known := _manifest_of(catalog, one)) is not None]
     mounts = ctx.mounter.mounts()
     state_dir = str(catalog.path.absolute())
+    inplace = inplace_records(catalog)
+    restores = unfinished_restores(ctx)
+    if inplace:
+        from snapmgr.restore.inplace.run import unfinished_inplace  # noqa: PLC0415 - nearly always there is none
+
+        restores += unfinished_inplace(ctx)
     now = datetime.now(UTC)
     return Facts(
         state_dir=state_dir,
@@ -95,17 +92,17 @@ def collect_facts(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool
         files=(
             *(_manifest_facts(catalog, one, sound) for one in damaged),
             *(_lease_file(one) for one in damaged_leases),
-            *_stray_files(catalog, {one.id for one in (*snapshots, *sound)}, damaged),
-            *_scratch(ctx.config.scratch_dir, leases, mounts),
+            *stray_files(catalog, {one.id for one in (*snapshots, *sound)}, damaged),
+            *scratch_files(ctx.config.scratch_dir, leases, mounts),
         ),
         pools=pool_facts,
         hanging=dict(_hanging(catalog, snapshots)),
         made_here=frozenset(_cloned_here(catalog, pool_facts, state_dir)),
         active=before | _active_runs(catalog),
-        mounted=frozenset(record for mount in mounts for record in _RECORD_ID.findall(mount.root)),
+        mounted=frozenset(record for mount in mounts for record in _RECORD_ID.findall(f"{mount.root} {mount.source}")),
         elsewhere=_known_elsewhere(pool_facts, state_dir, {one.id for one in (*snapshots, *sound)}),
-        restores=tuple(one for one in (*unfinished_restores(ctx), *unfinished_inplace(ctx)) if not one.active),
-        inplace=frozenset(one.snapshot_id for one in inplace_records(ctx.catalog)),
+        restores=tuple(one for one in restores if not one.active),
+        inplace=frozenset(one.snapshot_id for one in inplace),
     )
 
 
@@ -327,73 +324,3 @@ def _manifest_facts(catalog: Catalog, one: Damaged, sound: list[Summary]) -> Fil
 
 def _lease_file(one: Damaged) -> FileFacts:
     return FileFacts(path=one.path, kind="too-new" if _is_too_new(one.path) else "lease", problem=one.problem)
-
-
-def _stray_files(catalog: Catalog, known: set[str], damaged: list[Damaged]) -> Iterator[FileFacts]:
-    """Find temporary files that were never renamed, then snapshot folders without a manifest."""
-    known = known | {one.path.name for one in damaged}
-    top = catalog.path / "snapshots"
-    snapshots: list[str] = []
-    with suppress(SnapmgrError):
-        snapshots = sorted(folders_in(top)[0])
-    folders = ("", "leases", "schedules", "restores", "inplace", "capacity")
-    # Each is listed once, and by its name: there may be ten thousand.
-    listed = {f"{top}/{name}": _names(f"{top}/{name}") for name in snapshots}
-    for folder, names in chain(
-        ((str(catalog.path / one), _names(catalog.path / one)) for one in folders), listed.items()
-    ):
-        for path in [Path(folder, name) for name in names if name.startswith(".")]:
-            if is_abandoned(path) and path.is_file():
-                what = "is a temporary file of a process that was killed"
-                yield FileFacts(path=path, kind="temporary", problem=what)
-    for snapshot_id, names in zip(snapshots, listed.values(), strict=True):
-        if snapshot_id in known or "manifest.json" in names:
-            continue
-        if all(map(BEGUN.fullmatch, names)):
-            yield FileFacts(path=top / snapshot_id, kind="empty", problem="is empty", snapshot_id=snapshot_id)
-        else:
-            path = top / snapshot_id / "manifest.json"
-            yield FileFacts(path=path, kind="manifest", problem="is missing", snapshot_id=snapshot_id)
-
-
-def _names(folder: str | Path) -> list[str]:
-    with suppress(OSError):
-        return sorted(os.listdir(folder))
-    return []
-
-
-def _unknown_server(folder: Path) -> FileFacts:
-    """Return the facts about the folder of a clone's server that has no lease; the server may still be running."""
-    option = f"--socket={folder}/s".encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if option in (process / "cmdline").read_bytes().split(b"\0"):
-                what = f"belongs to a clone's server (pid {process.name}) that is running without a lease"
-                return FileFacts(path=folder, kind="foreign", problem=what)
-    return FileFacts(path=folder, kind="scratch", problem="belongs to a clone's server that has no lease")
-
-
-def _scratch(scratch: Path, leases: list[Lease], mounts: tuple[Mount, ...]) -> Iterator[FileFacts]:
-    """Find folders in the scratch directory of killed servers on clones, and mount points without a lease."""
-    servers = {lease.server.folder for lease in leases if lease.server is not None}
-    points = {lease.point for lease in leases} | {mount.point for mount in mounts}
-    with suppress(OSError):
-        private = not scratch.stat().st_mode & 0o022
-        for path in sorted(scratch.absolute().iterdir()):
-            if path.is_symlink() or not path.is_dir():
-                continue
-            run, clone = _RUN_FOLDER.fullmatch(path.name), _CLONE_FOLDER.fullmatch(path.name)
-            # The folder of a server on a clone is owned by the server's user.
-            if path.stat().st_uid != os.geteuid() and not ((run or clone) and private):
-                continue
-            if clone and str(path) not in servers and time.time() - path.stat().st_mtime > _POINT_AGE_S:
-                yield _unknown_server(path)
-            elif run is not None and not Path("/proc", run["pid"]).exists():
-                yield FileFacts(path=path, kind="scratch", problem="belongs to a killed server on a clone")
-            elif (
-                _POINT.fullmatch(path.name)
-                and {str(path), os.path.realpath(path)}.isdisjoint(points)
-                and time.time() - path.stat().st_mtime > _POINT_AGE_S
-                and not any(path.iterdir())
-            ):
-                yield FileFacts(path=path, kind="empty", problem="is a mount point without a lease")

@@ -13,7 +13,6 @@ from snapmgr.catalog.manifest import GONE
 from snapmgr.contract.errors import ConfigError
 from snapmgr.contract.units import format_duration
 from snapmgr.doctor.overflow import ENLARGE
-from snapmgr.schedule.times import next_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -140,6 +139,8 @@ def _due(
     job: Job, newest: Summary | None, schedule: Schedule, now: datetime, zone: tzinfo
 ) -> tuple[datetime | None, datetime | None]:
     """Return when the job is due next, and the due time that it has missed, if any."""
+    from snapmgr.schedule.times import next_time  # noqa: PLC0415 - without a schedule it loads time zones in vain
+
     known = [schedule.installed_at] if newest is None else [schedule.installed_at, newest.at]
     past = [at for at in known if at <= now + _CLOCK_SLACK]
     # If all times are in the future, count from now; `judge` reports the clock as a problem.

@@ -182,7 +182,7 @@ def _resolve(path: str) -> str:
 
 def mount_id_of(descriptor: int) -> int | None:
     """Return the id of the mount that a descriptor was opened through; None where the kernel does not tell."""
-    for line in Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii").splitlines():
+    for line in Path(f"/proc/self/fdinfo/{descriptor}").read_bytes().decode("ascii").splitlines():
         key, _, value = line.partition(":")
         if key == "mnt_id":
             return int(value)
@@ -240,7 +240,7 @@ def btrfs_devices(fs_uuid: str, *, sysfs: Path = _SYSFS) -> tuple[str, ...]:
     """Given the UUID of a mounted btrfs, return its devices' numbers ("7:0"), sorted. Raises StorageError if hidden."""
     folder = sysfs / "fs/btrfs" / fs_uuid / "devices"
     try:
-        return tuple(sorted((entry / "dev").read_text(encoding="ascii").strip() for entry in folder.iterdir()))
+        return tuple(sorted((entry / "dev").read_bytes().decode("ascii").strip() for entry in folder.iterdir()))
     except OSError as error:
         raise StorageError(
             f"cannot read {folder}: {error.strerror}", hint="make /sys visible: a container may hide it"

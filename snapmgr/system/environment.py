@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 
 
@@ -12,7 +11,8 @@ def install_command(*packages: str) -> str:
 
     A bare "pip" may be another environment's, or Debian's, which refuses to install (PEP 668).
     """
-    import sysconfig  # noqa: PLC0415 - for messages alone, and slow to import
+    import shlex  # noqa: PLC0415 - for messages alone
+    import sysconfig  # noqa: PLC0415 - the same, and slow to import
     from importlib.util import find_spec  # noqa: PLC0415 - the same
 
     python = os.path.abspath(sys.executable)

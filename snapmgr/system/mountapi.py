@@ -66,9 +66,9 @@ def _call(number: int, *arguments: int | bytes | ctypes._Pointer[_MountAttr] | N
 
 def may_mount() -> bool:
     """Return whether this process has an effective CAP_SYS_ADMIN."""
-    with open("/proc/self/status", encoding="ascii") as file:
+    with open("/proc/self/status", "rb") as file:
         for line in file:
-            if line.startswith("CapEff:"):
+            if line.startswith(b"CapEff:"):
                 return bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
     return False
 

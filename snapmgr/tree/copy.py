@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
@@ -90,8 +91,9 @@ class TreeCopy:
         self.tally.leads.clear()
         self.differences.clear()
         folders: list[int] = []
-        # Only we can enter the folder yet, and most files then get their mode when they are made.
-        umask = os.umask(0)
+        # Only we can enter the folder yet, and most files then get their mode when they are made. But the umask is that
+        # of the process: a program that another thread starts now (`auto_extended`) would inherit it.
+        umask = os.umask(0) if threading.active_count() == 1 else None
         try:
             for step in walk_folders(source_fd, skip=apart):
                 self._path = step.path or "."
@@ -108,7 +110,8 @@ class TreeCopy:
         except OSError as error:
             raise _failure(error, error.filename or ".") from error
         finally:
-            os.umask(umask)
+            if umask is not None:
+                os.umask(umask)
             for fd in folders:
                 os.close(fd)
         self._progress(self._unreported)

@@ -49,10 +49,11 @@ def _escaped(path: str) -> str:
     return path.replace("\\", "\\\\").replace(":", "\\:")
 
 
-def has_marks(folder_fd: int) -> bool:
-    """Return whether an overlay over this folder would not show all that is in it: it was an overlay's upper folder."""
+def has_marks(file: int | str) -> bool:
+    """Return whether an overlay would not show this folder or file as it is: it was in an overlay's upper folder."""
     try:
-        return any(name.startswith(_MARK_PREFIX) for name in os.listxattr(folder_fd))
+        names = os.listxattr(file) if isinstance(file, int) else os.listxattr(file, follow_symlinks=False)
+        return any(name.startswith(_MARK_PREFIX) for name in names)
     except OSError as error:
         if error.errno == errno.EOPNOTSUPP:
             return False

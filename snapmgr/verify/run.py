@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from datetime import UTC, datetime
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 
 _FAILURES_SHOWN = 5
+# The words for ENOSPC and EDQUOT, and SQLite's.
+_NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|disk is full", re.IGNORECASE)
 _LACKING = (
     "give the throwaway server the plugins and keys of the source, then verify it again: "
     "docs/explanation/verification.md"
@@ -172,6 +175,11 @@ class _Trial:
         try:
             self._ctx.runner.run(argv, timeout_s=self._how.time_limit_s)
         except CommandError as error:
+            if _NO_SPACE.search(error.message):
+                # This says nothing about the snapshot.
+                raise MissingRequirementError(
+                    error.message, hint="free space for the changes of the command, and verify the snapshot again"
+                ) from None
             self.failures.append(error.message)
         else:
             self.checks.append(f"{shlex.join(self._how.command)} exited with status 0")

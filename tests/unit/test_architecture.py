@@ -7,11 +7,12 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from snapmgr.catalog.manifest import Lease, Manifest, Member, Verification
+from snapmgr.catalog.manifest import Lease, Manifest, Member, Schedule, Verification, encode
 from snapmgr.catalog.summary import StoredPart, Summary
 from snapmgr.config.model import Job
 from snapmgr.contract.records import Pool, SnapshotRef
@@ -130,6 +131,19 @@ def test_a_listing_loads_no_storage_and_no_server(tmp_path):
     assert not {"dataclasses", "email", "importlib.metadata", "subprocess", "ctypes", "hashlib"} & loaded
 
 
+def test_status_loads_no_calendar_without_a_schedule(tmp_path):
+    config = tmp_path / "snapmgr.toml"
+    config.write_text(f'state_dir = "{tmp_path}/state"\n[job.demo]\nsource = "directory"\npath = "{tmp_path}"\n')
+    code = _QUIETLY.format(["--config", str(config), "status"])
+    assert not {"zoneinfo", "oncalendar", "subprocess", "snapmgr.doctor.rebuild"} & _loaded(code)
+    path = tmp_path / "state/schedules/demo.json"
+    path.parent.mkdir(0o700, parents=True)
+    path.parent.parent.chmod(0o700)
+    path.write_bytes(encode(Schedule(job="demo", kind="cron", expression="daily", installed_at=datetime.now(UTC))))
+    path.chmod(0o600)
+    assert "oncalendar" in _loaded(code)
+
+
 def test_a_directory_backup_loads_few_modules():
     loaded = _loaded("import snapmgr.jobrun, snapmgr.backup.run, snapmgr.context, snapmgr.source.locate")
     assert len(_ours(loaded)) <= 55, _ours(loaded)
@@ -160,6 +174,35 @@ def test_the_backup_of_a_server_loads_few_modules():
     assert len(_ours(loaded)) <= 85, _ours(loaded)
     others = ("bench", "cli", "doctor", "keep", "restore", "verify", "physical", "mysql.server", "mysql.binlog")
     assert {name for name in loaded if name.startswith(tuple(f"snapmgr.{room}" for room in others))} == set()
+
+
+def test_nothing_is_loaded_while_a_replica_is_stopped():
+    files = [ROOT / "snapmgr/backup/fire_mysql.py", *(ROOT / "snapmgr/mysql/lock").glob("*.py")]
+    later = {name for file in files for name in _imported_later(file)}
+    assert {"random", "snapmgr.mysql.lock.probe_mysql"} <= later
+    # A stopped server has no replication; `locate_mysql` loads what freezes a process.
+    later -= {"snapmgr.mysql.lock.stopped", "snapmgr.mysql.lock.freeze"}
+    code = """if True:
+        from types import SimpleNamespace as Some
+        from snapmgr.backup.fire_mysql import _stopped_applier
+        job = Some(stop_replica=True, lock_attempts=1, max_stall_s=1, blocker_wait_s=0, lock_hold_s=1)
+        nothing = dict.fromkeys(("credentials", "abilities", "check"))
+        live = Some(channels=("one",), process=Some(pid="1"), **nothing)
+        from pathlib import Path
+        _stopped_applier(Some(catalog=Some(appliers=Path("/"))), job, live)
+    """
+    assert later - _loaded(code) == set()
+
+
+def _imported_later(file):
+    """Yield the modules that the functions of a file import; of a package those of its modules."""
+    for function in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)):
+        for node in ast.walk(function):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                package = (ROOT / node.module.replace(".", "/")).is_dir()
+                yield from (f"{node.module}.{alias.name}" for alias in node.names) if package else (node.module,)
 
 
 def test_no_room_is_a_drawer():

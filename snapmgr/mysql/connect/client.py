@@ -10,6 +10,7 @@ import pwd
 import socket as sockets
 import struct
 import sys
+from _thread import get_ident
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,7 +20,7 @@ from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotQui
 from snapmgr.mysql.connect.statements import first_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from types import TracebackType
 
 _DEFAULT_SOCKETS = ("/run/mysqld/mysqld.sock", "/var/lib/mysql/mysql.sock")
@@ -27,7 +28,8 @@ _SERVER_TEXT_SHOWN = 400
 # Error numbers when the connection is gone: client 2006, 2013, 2055; server shutdown 1053, network
 # 1152 to 1161, killed 1927 (MariaDB) and 3169, ended for idleness 4031 (MySQL 8.0.24 on).
 _LOST = frozenset({2006, 2013, 2055, 1053, 1152, 1158, 1159, 1160, 1161, 1927, 3169, 4031})
-_DENIED = frozenset({1044, 1045, 1698, 2059, 4151})
+_UNKNOWN_PLUGIN = 2059
+_DENIED = frozenset({1044, 1045, 1698, _UNKNOWN_PLUGIN, 4151})
 _MISSING_PRIVILEGE = frozenset({1142, 1143, 1227, 1370, 1410})
 _SYNTAX_ERROR = 1064
 # PyMySQL does without them where they are missing. Loading them takes more than half of its time, and on a unix socket
@@ -267,7 +269,7 @@ def _own_name() -> str:
 def _open(login: _Login, timeout_s: float) -> Any | MysqlError:  # noqa: ANN401 - PyMySQL has no types
     """Return an open PyMySQL connection, or the error to raise: from here it would carry a frame with the password."""
     try:
-        with _without(_UNUSED):
+        with _without(*_UNUSED):
             import pymysql  # noqa: PLC0415 - slow; loaded only where we talk to a server
             from pymysql.cursors import DictCursor  # noqa: PLC0415
     except ImportError as error:
@@ -312,16 +314,21 @@ def _open(login: _Login, timeout_s: float) -> Any | MysqlError:  # noqa: ANN401 
 
 
 @contextmanager
-def _without(names: Iterable[str]) -> Iterator[None]:
-    """Let imports of these modules fail meanwhile, unless they are loaded already."""
-    loaded: dict[str, Any] = sys.modules
-    hidden = [name for name in names if name not in loaded]
-    loaded.update(dict.fromkeys(hidden))  # None: ImportError (the Python reference, "The import system")
+def _without(*names: str) -> Iterator[None]:
+    """Let this thread's imports of modules that are not loaded yet fail meanwhile; other threads may need them."""
+    ours = get_ident()
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, _path: object, _target: object = None) -> None:
+            if name in names and get_ident() == ours:
+                raise ModuleNotFoundError(f"{name} is not needed", name=name)
+
+    sys.meta_path.insert(0, Finder)
     try:
         yield
     finally:
-        for name in hidden:
-            del loaded[name]
+        sys.meta_path.remove(Finder)
 
 
 def _login_failure(login: _Login, error: Exception) -> MysqlError:
@@ -332,6 +339,8 @@ def _login_failure(login: _Login, error: Exception) -> MysqlError:
         said = cause.strerror or cause
         return MysqlError(f"cannot connect to {where}: {said}", errno=2002, hint=_socket_hint(login, cause))
     errno, text = _number_and_text(error)
+    if isinstance(error, RuntimeError):
+        errno, text = _UNKNOWN_PLUGIN, str(error)  # the account's kind of login needs a further package
     if errno in _DENIED:
         account = (
             f"user {login.user!r}, {'with' if login.password else 'without'} password: put user and password into "

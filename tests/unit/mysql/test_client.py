@@ -16,6 +16,15 @@ from snapmgr.contract.errors import ConfigError, NotQuiescedError
 from snapmgr.mysql.connect.client import ConnectionLostError, Credentials, MysqlError, connect, quote
 from snapmgr.mysql.connect.statements import first_words
 
+_GREETING = (
+    b"\x0a5.5.5-10.11.0-MariaDB\0" + (7).to_bytes(4, "little") + b"12345678\0"
+    b"\xff\xf7\x21\x02\x00\xff\x81\x15" + bytes(10) + b"123456789012\0mysql_native_password\0"
+)
+
+
+def _packet(number, body):
+    return len(body).to_bytes(3, "little") + bytes((number,)) + body
+
 
 def test_errors_end_with_the_exit_code_of_a_database_that_was_not_quiesced():
     error = ConnectionLostError("gone", errno=2006)
@@ -89,10 +98,6 @@ def test_a_malformed_file_is_not_quoted(tmp_path):
 
 def test_a_password_sent_in_the_handshake_only_as_a_scramble_is_not_in_the_error(tmp_path):
     """This test will let a false server reject us and look at everything that the error holds."""
-    greeting = (
-        b"\x0a5.5.5-10.11.0-MariaDB\0" + (7).to_bytes(4, "little") + b"12345678\0"
-        b"\xff\xf7\x21\x02\x00\xff\x81\x15" + bytes(10) + b"123456789012\0mysql_native_password\0"
-    )
     refusal = b"\xff" + (1045).to_bytes(2, "little") + b"#28000Access denied for user 'x'"
     path = str(tmp_path / "s")
     received = []
@@ -103,9 +108,9 @@ def test_a_password_sent_in_the_handshake_only_as_a_scramble_is_not_in_the_error
         def serve():
             peer, _ = listener.accept()
             with peer:
-                peer.sendall(len(greeting).to_bytes(3, "little") + b"\0" + greeting)
+                peer.sendall(_packet(0, _GREETING))
                 received.append(peer.recv(65536))
-                peer.sendall(len(refusal).to_bytes(3, "little") + b"\2" + refusal)
+                peer.sendall(_packet(2, refusal))
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -141,3 +146,52 @@ def test_the_driver_is_loaded_without_what_a_unix_socket_does_not_need():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "pymysql\n"
+
+
+def test_another_thread_loads_meanwhile_what_the_driver_does_without():
+    """Say a backend's thread that talks to its storage's interface: without ssl, http.client has no HTTPS for ever."""
+    program = """if True:
+        import sys, threading
+        from snapmgr.mysql.connect.client import Credentials, MysqlError, connect
+        def load():
+            import http.client
+            print(hasattr(http.client, "HTTPSConnection"))
+        def hook(event, arguments):
+            if event == "import" and arguments[0] == "pymysql.connections":
+                print("ssl" in sys.modules)
+                thread = threading.Thread(target=load)
+                thread.start()
+                thread.join()
+        sys.addaudithook(hook)
+        try:
+            connect(Credentials(socket="/nonexistent/socket"))
+        except MysqlError:
+            print(sys.modules["pymysql"].connections.SSL_ENABLED)
+    """
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[:2] == ["False", "True"]
+
+
+@pytest.mark.parametrize("plugin", [b"client_ed25519", b"parsec"])
+def test_an_account_of_a_kind_that_the_driver_cannot_do_is_refused_as_such(tmp_path, plugin):
+    path = str(tmp_path / "s")
+    switch = b"\xfe" + plugin + b"\0" + bytes(range(1, 33)) + b"\0"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+
+        def serve():
+            peer, _ = listener.accept()
+            with peer:
+                peer.sendall(_packet(0, _GREETING))
+                peer.recv(65536)
+                peer.sendall(_packet(2, switch))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(MysqlError, match="refuses us: .*(ed25519|parsec)") as caught:
+            connect(write(tmp_path / "c", f"[client]\nsocket={path}\nuser=x\npassword=hunter2\n"))
+        thread.join()
+    assert "user 'x', with password" in (caught.value.hint or "")
+    assert caught.value.exit_code == 4

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import stat
+import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from snapmgr.contract.errors import StorageError
+from snapmgr.system import kernel
 from snapmgr.testing import trees
 from snapmgr.tree import copy as copying
 from snapmgr.tree import entries
@@ -294,6 +297,32 @@ def test_a_group_inherited_from_the_folder_does_not_stay(pair):
     for name, mode in (("file", 0o666), ("folder/file", 0o644)):
         made = (pair.copy / name).stat()
         assert (made.st_gid, made.st_mode & 0o7777) == (os.getegid(), mode)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_another_thread_starts_does_not_get_a_loose_umask(pair, monkeypatch, alone):
+    (pair.source / "file").write_bytes(b"x")
+    (pair.source / "file").chmod(0o666)
+    seen = set()
+    is_nocow = kernel.is_nocow
+
+    def look(fd):
+        seen.update(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("Umask"))
+        return is_nocow(fd)
+
+    monkeypatch.setattr(kernel, "is_nocow", look)
+    ended = threading.Event()
+    other = threading.Thread(target=ended.wait)
+    umask = os.umask(0o022)
+    try:
+        if not alone:
+            other.start()
+        pair.run()
+    finally:
+        os.umask(umask)
+        ended.set()
+    assert seen == {"Umask:\t0000" if alone else "Umask:\t0022"}
+    assert (pair.copy / "file").stat().st_mode & 0o777 == 0o666
 
 
 def test_a_full_disk_is_said_to_be_full(pair, monkeypatch):
