@@ -156,7 +156,7 @@ def _check_again(live: LiveServer, connection: Connection) -> None:
 def _stopped_applier(ctx: Context, job: Job, live: LiveServer) -> AbstractContextManager[None]:
     if not job.stop_replica or not live.channels:
         return nullcontext()
-    # Only for replicas that are to be stopped; and while they are stopped, nothing is read from a slow disk.
+    # Only for replicas that are to be stopped; and while one is stopped, nothing is to be read from a slow disk.
     import random  # noqa: F401, PLC0415
 
     from snapmgr.mysql.lock import lockless, probe_mariadb, probe_mysql  # noqa: F401, PLC0415

@@ -84,7 +84,20 @@ def ends_by(pid: int, deadline: float) -> bool:
 
     Raises ChildProcessError if there is no such child.
     """
-    # Linux 5.3 tells when it ends. Where that is missing, or a container forbids it, we ask again and again.
+    await_end(pid, deadline)
+    # Where that is not possible, we ask again and again.
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def await_end(pid: int, deadline: float) -> None:
+    """Wait until a process ends, at most until `deadline` (time.monotonic()); reap nothing, and raise nothing.
+
+    Linux 5.3 tells when it ends. Where that is missing, or a container forbids it, return at once.
+    """
     with suppress(OSError):
         fd = os.pidfd_open(pid)
         try:
@@ -93,11 +106,6 @@ def ends_by(pid: int, deadline: float) -> bool:
             ended.poll(max(deadline - time.monotonic(), 0.0) * 1000)
         finally:
             os.close(fd)
-    while os.waitpid(pid, os.WNOHANG)[0] == 0:
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(_POLL_S)
-    return True
 
 
 def keep_only(fds: set[int]) -> None:

@@ -33,6 +33,7 @@ from snapmgr.mysql.server.rundir import (
     remove_folder,
 )
 from snapmgr.system.command import Process, dying_with_us, running
+from snapmgr.system.host import await_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -91,6 +92,7 @@ class ThrowawayServer:
         deadline = time.monotonic() + time_limit_s
         if self.running:
             self._process.send_signal(signal.SIGTERM)
+            await_end(self.pid, deadline)
         while self.running and time.monotonic() < deadline:
             time.sleep(0.02)
         return self._process.poll() == 0
@@ -268,7 +270,8 @@ def _prefix(copy: IsolatedCopy, uid: int, gid: int) -> list[str]:
 
 
 def _wait_until_it_answers(server: ThrowawayServer, time_limit_s: float) -> None:
-    deadline = time.monotonic() + time_limit_s
+    began = time.monotonic()
+    deadline = began + time_limit_s
     last = ""
     while (left := deadline - time.monotonic()) > 0:
         if not server.running:
@@ -281,7 +284,8 @@ def _wait_until_it_answers(server: ThrowawayServer, time_limit_s: float) -> None
             last = error.message
         else:
             return
-        time.sleep(0.05)
+        # A twentieth of the time so far: little of a short start is waste, and a long recovery is not asked often.
+        time.sleep(min(max((time.monotonic() - began) / 20, 0.005), 0.05))
     end = describe_end(server.log_text(), None)
     # A server on a full file system waits for space instead of ending.
     kind = MissingRequirementError if end.machine else VerificationError

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 
 import pytest
 
-from snapmgr.system.host import ends_by
+from snapmgr.system.host import await_end, ends_by
 
 
 @pytest.fixture(params=["pidfd", "without"])
@@ -63,3 +64,20 @@ def test_nobody_asks_again_and_again_where_the_kernel_tells(monkeypatch):
         signal.pause()
     os.kill(pid, signal.SIGKILL)
     assert ends_by(pid, time.monotonic() + 30)
+
+
+def test_an_end_is_awaited_without_taking_it_from_whom_it_belongs_to():
+    with subprocess.Popen(["sleep", "0.05"]) as process:
+        await_end(process.pid, time.monotonic() + 30)
+        # Nothing is asked: what has ended is there at the first look.
+        assert process.poll() == 0
+    await_end(process.pid, time.monotonic() + 30)
+
+
+def test_an_end_that_does_not_come_is_awaited_no_longer_than_asked():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        begun = time.monotonic()
+        await_end(process.pid, begun + 0.05)
+        assert 0.05 <= time.monotonic() - begun < 30
+        assert process.poll() is None
+        process.kill()
