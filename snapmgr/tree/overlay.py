@@ -50,14 +50,15 @@ def _escaped(path: str) -> str:
 
 
 def has_marks(file: int | str) -> bool:
-    """Return whether an overlay would not show this folder or file as it is: it was in an overlay's upper folder."""
+    """Return whether an overlay may not show this folder or file as it is: it was in an overlay's upper folder.
+
+    True also if that cannot be found out.
+    """
     try:
         names = os.listxattr(file) if isinstance(file, int) else os.listxattr(file, follow_symlinks=False)
         return any(name.startswith(_MARK_PREFIX) for name in names)
     except OSError as error:
-        if error.errno == errno.EOPNOTSUPP:
-            return False
-        raise
+        return error.errno != errno.EOPNOTSUPP
 
 
 def is_mark(info: os.stat_result) -> bool:

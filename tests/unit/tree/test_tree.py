@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import stat
@@ -21,6 +22,7 @@ from snapmgr.tree import entries
 from snapmgr.tree.attributes import Handle, keep
 from snapmgr.tree.compare import compare
 from snapmgr.tree.copy import TreeCopy, leads_out
+from snapmgr.tree.overlay import has_marks
 from snapmgr.tree.survey import count_entries, survey
 from snapmgr.tree.walk import deep_trees, remove, walk
 
@@ -297,6 +299,15 @@ def test_a_group_inherited_from_the_folder_does_not_stay(pair):
     for name, mode in (("file", 0o666), ("folder/file", 0o644)):
         made = (pair.copy / name).stat()
         assert (made.st_gid, made.st_mode & 0o7777) == (os.getegid(), mode)
+
+
+@pytest.mark.parametrize(("code", "marks"), [(errno.E2BIG, True), (errno.EOPNOTSUPP, False)])
+def test_attributes_that_cannot_be_read_may_be_those_of_an_overlay(monkeypatch, code, marks):
+    def refuse(*_arguments, **_options):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "listxattr", refuse)
+    assert has_marks("/file") is marks
 
 
 @pytest.mark.parametrize("alone", [True, False])
