@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from snapmgr import __version__
-from snapmgr.cli import leave_with
 from snapmgr.cli.failures import foreseen
 from snapmgr.cli.output import Console, flush_results, prepare_streams
 from snapmgr.cli.session import Session
@@ -145,8 +144,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         session.console.close()
     # Otherwise Python flushes at exit, and complains if the reader has gone.
     flush_results()
-    if argv is None:
-        leave_with(code)
     return code
 
 

@@ -338,31 +338,3 @@ def test_an_interrupted_command_is_exit_code_130(run, monkeypatch):
     assert code == json.loads(out)["exit_code"] == 130
     assert "interrupted by SIGTERM" in err
     assert "Traceback" not in err
-
-
-def test_a_process_ends_as_any_other_but_frees_nothing():
-    code = """
-import atexit, os, sys, threading, time
-from snapmgr.cli.main import main
-
-def left(code, end=os._exit):
-    print("left", flush=True)
-    end(code)
-
-def later():
-    time.sleep(0.1)
-    print("thread")
-
-os._exit = left
-atexit.register(print, "atexit")
-threading.Thread(target=later).start()
-if sys.argv[1] == "process":
-    del sys.argv[1]
-    sys.exit(main())
-sys.exit(main(sys.argv[2:]))
-"""
-    process, called = (_python(code, how, "list", "--nonsense") for how in ("process", "called"))
-    assert (process.returncode, called.returncode) == (2, 2)
-    assert process.stdout.split() == ["thread", "atexit", "left"]
-    assert called.stdout.split() == ["thread", "atexit"]
-    assert process.stderr == called.stderr != ""
