@@ -113,10 +113,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     if _QUEUE is None or _mine(Path(_QUEUE), str(item.path.relative_to(_TESTS)).replace("/", "+")):
         return None
     item.config.stash[_TALLY].collected[_tier(item.path)] -= 1
+    # The test before left what it shares with this one set up, a folder say, which the next one may not share.
+    item.session._setupstate.teardown_exact(nextitem)
     return True
 
 
