@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
@@ -96,13 +97,12 @@ def test_a_malformed_file_is_not_quoted(tmp_path):
     assert "hunter2" not in f"{caught.value.args}{caught.value.hint}{caught.value.__cause__}{caught.value.__context__}"
 
 
-def test_a_password_sent_in_the_handshake_only_as_a_scramble_is_not_in_the_error(tmp_path):
-    """This test will let a false server reject us and look at everything that the error holds."""
-    refusal = b"\xff" + (1045).to_bytes(2, "little") + b"#28000Access denied for user 'x'"
-    path = str(tmp_path / "s")
+@contextmanager
+def answered_by(path, packet):
+    """Run a false server at a socket, which answers the first login with `packet`; yield what it receives."""
     received = []
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
+        listener.bind(str(path))
         listener.listen()
 
         def serve():
@@ -110,13 +110,19 @@ def test_a_password_sent_in_the_handshake_only_as_a_scramble_is_not_in_the_error
             with peer:
                 peer.sendall(_packet(0, _GREETING))
                 received.append(peer.recv(65536))
-                peer.sendall(_packet(2, refusal))
+                peer.sendall(_packet(2, packet))
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(MysqlError, match="refuses us") as caught:
-            connect(write(tmp_path / "c", f"[client]\nsocket={path}\nuser=x\npassword=hunter2\n"))
+        yield received
         thread.join()
+
+
+def test_a_password_sent_in_the_handshake_only_as_a_scramble_is_not_in_the_error(tmp_path):
+    """This test will let a false server reject us and look at everything that the error holds."""
+    refusal = b"\xff" + (1045).to_bytes(2, "little") + b"#28000Access denied for user 'x'"
+    with answered_by(tmp_path / "s", refusal) as received, pytest.raises(MysqlError, match="refuses us") as caught:
+        connect(write(tmp_path / "c", f"[client]\nsocket={tmp_path / 's'}\nuser=x\npassword=hunter2\n"))
     assert b"hunter2" not in received[0]
     assert caught.value.errno == 1045
     assert caught.value.__context__ is None
@@ -175,23 +181,9 @@ def test_another_thread_loads_meanwhile_what_the_driver_does_without():
 
 @pytest.mark.parametrize("plugin", [b"client_ed25519", b"parsec"])
 def test_an_account_of_a_kind_that_the_driver_cannot_do_is_refused_as_such(tmp_path, plugin):
-    path = str(tmp_path / "s")
     switch = b"\xfe" + plugin + b"\0" + bytes(range(1, 33)) + b"\0"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen()
-
-        def serve():
-            peer, _ = listener.accept()
-            with peer:
-                peer.sendall(_packet(0, _GREETING))
-                peer.recv(65536)
-                peer.sendall(_packet(2, switch))
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        with pytest.raises(MysqlError, match="refuses us: .*(ed25519|parsec)") as caught:
-            connect(write(tmp_path / "c", f"[client]\nsocket={path}\nuser=x\npassword=hunter2\n"))
-        thread.join()
+    refused = pytest.raises(MysqlError, match="refuses us: .*(ed25519|parsec)")
+    with answered_by(tmp_path / "s", switch), refused as caught:
+        connect(write(tmp_path / "c", f"[client]\nsocket={tmp_path / 's'}\nuser=x\npassword=hunter2\n"))
     assert "user 'x', with password" in (caught.value.hint or "")
     assert caught.value.exit_code == 4
