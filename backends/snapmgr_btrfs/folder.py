@@ -33,7 +33,6 @@ _RECORD = r"[0-9a-f]{16}"
 _SNAPSHOT = re.compile(r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]{0,199})(@\d+)?")
 _NOTE_SUFFIX = ".json"
 _TEMPORARY = r"\..+\.(?P<pid>[0-9]+)\.tmp"
-_SUBVOLUME_INODE = 256  # BTRFS_FIRST_FREE_OBJECTID
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -133,7 +132,7 @@ def look(lib: Library, folder: int, name: str) -> Entry | None:
             raise StorageError(f"{name} in snapmgr's folder is a file or symlink, no snapshot") from None
         raise
     try:
-        if os.fstat(fd).st_ino != _SUBVOLUME_INODE:
+        if os.fstat(fd).st_ino != kernel.SUBVOLUME_INODE:
             raise StorageError(f"{name} in snapmgr's folder is a plain folder, no snapshot")
         return Entry(name=name, info=lib.subvolume_info(fd))
     finally:

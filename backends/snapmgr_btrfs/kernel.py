@@ -36,7 +36,7 @@ _ROOT_ITEM = 132
 _ROOT_BACKREF = 144
 _INLINE = 0
 _ROOT_TREE = 1
-_SUBVOLUME_INODE = 256  # BTRFS_FIRST_FREE_OBJECTID: a subvolume's own folder
+SUBVOLUME_INODE = 256  # BTRFS_FIRST_FREE_OBJECTID: a subvolume's own folder
 _MAX_KIND = 255
 _MAX = 2**64 - 1
 # The ids of subvolumes (BTRFS_LAST_FREE_OBJECTID).
@@ -115,7 +115,7 @@ def devices(fd: int) -> tuple[Device, ...]:
 def path_in_subvolume(fd: int) -> str:
     """Return the path of the folder `fd` inside its subvolume; "" for the subvolume itself. Raises OSError (EPERM)."""
     inode = os.fstat(fd).st_ino
-    if inode == _SUBVOLUME_INODE:  # needs no rights
+    if inode == SUBVOLUME_INODE:  # needs no rights
         return ""
     buffer = bytearray(_LOOKUP.pack(0, inode, b""))
     fcntl.ioctl(fd, _INO_LOOKUP, buffer)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-import sys
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -40,7 +39,6 @@ _BELIEVED_S = 3600.0
 _TICK_NS = 2 * 10**8
 _PATIENCE_S = 2.0
 _MAX_BYTES = 1 << 16
-_FS_IOC_GETVERSION = 0x80087601
 
 
 class Mark(Struct, frozen=True, kw_only=True):
@@ -213,12 +211,11 @@ def _read(fd: int, snapshots: Path) -> Mark | None:
 
 
 def _identity(folder: Path) -> tuple[int, int]:
+    from snapmgr.system.kernel import generation  # noqa: PLC0415 - most commands read no mark
+
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        generation = bytearray(8)
-        with suppress(OSError):  # it has none
-            fcntl.ioctl(fd, _FS_IOC_GETVERSION, generation)
-        return os.fstat(fd).st_ino, int.from_bytes(generation[:4], sys.byteorder)
+        return os.fstat(fd).st_ino, generation(fd)
     finally:
         os.close(fd)
 
